@@ -1,0 +1,338 @@
+"""peers.yaml: what all peers of a federation must agree on, and the digest that identifies it.
+
+Free of torch and grpc: the service, the learner and the launcher all read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import ipaddress
+import json
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from crad_p2p.errors import ConfigurationError
+
+#: The paper's pool: peer ``i`` has architecture ``POOL[i mod 3]`` unless its entry says otherwise.
+POOL = ("resnet18", "resnet18-half", "cnn6")
+#: Every name that can stand in an architecture id; :mod:`crad_p2p.architectures` builds them.
+ARCHITECTURES = POOL
+
+TORCHVISION_SETS = ("cifar10", "cifar100")
+#: The single-label 2D sets of MedMNIST. ChestMNIST is multi-label and refused by name.
+MEDMNIST_SETS = (
+    "pathmnist",
+    "dermamnist",
+    "octmnist",
+    "pneumoniamnist",
+    "retinamnist",
+    "breastmnist",
+    "bloodmnist",
+    "tissuemnist",
+    "organamnist",
+    "organcmnist",
+    "organsmnist",
+)
+DATASETS = ("digits", *TORCHVISION_SETS, *MEDMNIST_SETS)
+
+#: Fields that may differ between hosts and therefore do not count for the digest.
+_HOST_FIELDS = frozenset({"address"})
+
+
+def parse_architecture(identifier: str) -> tuple[str, float]:
+    """Split an architecture id such as ``resnet18@0.25`` into its name and its width.
+
+    The width multiplies every channel count; ``resnet18-half`` is ``resnet18`` at half of it.
+
+    Raises:
+        ValueError: the name is unknown or the width is not a number in (0, 4].
+    """
+    name, at, text = identifier.partition("@")
+    if name not in ARCHITECTURES:
+        raise ValueError(f"architecture '{identifier}' is unknown{_suggest(name, ARCHITECTURES)}")
+    if not at:
+        return name, 1.0
+    try:
+        width = float(text)
+    except ValueError:
+        width = 0.0
+    if not 0 < width <= 4:
+        raise ValueError(f"the width in architecture '{identifier}' must be a number above 0 and at most 4")
+    return name, width
+
+
+def _check_architecture(identifier: str) -> str:
+    parse_architecture(identifier)
+    return identifier
+
+
+def _check_dataset(name: str) -> str:
+    if name == "chestmnist":
+        raise ValueError("data set 'chestmnist' is multi-label, and CRAD learns single-label classes: choose another")
+    if name in DATASETS or (name.startswith("npz:") and len(name) > len("npz:")):
+        return name
+    raise ValueError(f"data set '{name}' is unknown{_suggest(name, (*DATASETS, 'npz:PATH'))}")
+
+
+def _check_address(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"address '{address}' must be HOST:PORT with a port from 1 to 65535, as in 'a.example.org:7400'")
+    return address
+
+
+def _suggest(word: str, allowed: Iterable[str]) -> str:
+    names = list(allowed)
+    close = difflib.get_close_matches(word, names, n=1)
+    meant = f"; did you mean '{close[0]}'?" if close else ""
+    return f"{meant or ';'} allowed are {', '.join(names)}"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PartitionSettings(_Model):
+    """How one common training set is cut into shards (a stand-in for hospitals with data of their own)."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(0.3, gt=0, description="concentration of the per-class Dirichlet draw over peers")
+    min_size: int = Field(10, ge=1, description="the draw is repeated until every shard has this many samples")
+    balance: bool = Field(True, description="a peer that holds its even share already gets no more of later classes")
+
+
+class DataSettings(_Model):
+    """The images, how they are split, and how training images are augmented."""
+
+    dataset: Annotated[str, AfterValidator(_check_dataset)] = "digits"
+    partition: PartitionSettings = PartitionSettings()
+    holdout: float = Field(0.2, gt=0, lt=1, description="share of each shard held out, half to validate, half to test")
+    samples: int | None = Field(None, ge=1, description="use at most so many training images in all, drawn by the seed")
+    augmentation: Literal["auto", "none", "crop", "crop_hflip", "hvflip"] = "auto"
+
+
+class MethodSettings(_Model):
+    """How teachers are combined, and how much they count (the paper's Section 3)."""
+
+    name: Literal["crad", "uniform", "uncertainty", "stage1", "local"] = "crad"
+    temperature: float = Field(3.0, gt=0, description="T of the softmax and of the loss, Eq. 9")
+    distillation_weight: float = Field(0.7, ge=0, le=1, description="lambda of Eq. 9")
+    min_support: int = Field(2, ge=1, description="validation samples a teacher needs to count for a class")
+    empty_class: Literal["uniform", "zero", "student"] = "uniform"
+    warmup_rounds: int = Field(0, ge=0, description="first rounds that learn from own labels only")
+
+    @property
+    def uses_teachers(self) -> bool:
+        """False for peers that learn alone."""
+        return self.name != "local"
+
+
+class TrainingSettings(_Model):
+    """The local optimiser; it keeps its momentum across rounds."""
+
+    batch_size: int = Field(64, ge=2)
+    optimizer: Literal["sgd"] = "sgd"
+    learning_rate: float = Field(0.01, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(5e-4, ge=0)
+    clip_norm: float = Field(10.0, gt=0, description="global gradient norm above which a step is scaled down")
+    evaluate_every: int = Field(10, ge=1, description="rounds between evaluations on the global test set")
+
+
+class BarrierSettings(_Model):
+    """When a round opens: with policy ``all``, once every peer's snapshot of the last round has been used."""
+
+    policy: Literal["all"] = "all"
+
+
+class PeerEntry(_Model):
+    """One member. ``address`` is where the others reach it; ``arch`` defaults to the pool, by id mod 3."""
+
+    id: int = Field(ge=0, le=65535)
+    address: Annotated[str, AfterValidator(_check_address)]
+    arch: Annotated[str, AfterValidator(_check_architecture)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_arch(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "arch" not in value and type(value.get("id")) is int:
+            return {**value, "arch": POOL[value["id"] % len(POOL)]}
+        return value
+
+
+class Federation(_Model):
+    """The whole of peers.yaml."""
+
+    federation: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    seed: int = Field(1024, ge=0, lt=2**63)
+    rounds: int = Field(300, ge=1)
+    data: DataSettings = DataSettings()
+    method: MethodSettings = MethodSettings()
+    training: TrainingSettings = TrainingSettings()
+    barrier: BarrierSettings = BarrierSettings()
+    peers: tuple[PeerEntry, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _peers_differ(self) -> Federation:
+        for field in ("id", "address"):
+            seen: set[Any] = set()
+            for entry in self.peers:
+                value = getattr(entry, field)
+                if value in seen:
+                    raise ValueError(f"peers: {field} {value!r} is given twice; every peer needs its own {field}")
+                seen.add(value)
+        return self
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All peer ids, ascending: the order in which teachers are summed."""
+        return tuple(sorted(entry.id for entry in self.peers))
+
+    def peer(self, peer_id: int) -> PeerEntry:
+        """The entry of one peer.
+
+        Raises:
+            ConfigurationError: no entry has this id.
+        """
+        for entry in self.peers:
+            if entry.id == peer_id:
+                return entry
+        raise ConfigurationError(f"peer id {peer_id} is not in the federation file; its ids are {_span(self.ids)}")
+
+    def agreed(self) -> dict[str, Any]:
+        """The fields that all peers must have alike, flat: ``{"method.temperature": 3.0, "peers.0.arch": …}``.
+
+        Addresses are left out, since sites may see each other under different ones, and of an ``npz:`` data set only
+        the file's name counts, since its folder belongs to the host.
+        """
+        tree = self.model_dump(mode="json")
+        tree["peers"] = {str(entry.pop("id")): entry for entry in tree["peers"]}
+        dataset = tree["data"]["dataset"]
+        if dataset.startswith("npz:"):
+            tree["data"]["dataset"] = "npz:" + PurePath(dataset.removeprefix("npz:")).name
+        return dict(sorted(_flatten(tree)))
+
+    def digest(self) -> str:
+        """sha256 (hex) of :meth:`agreed` as canonical JSON: the identity of the run."""
+        canonical = json.dumps(self.agreed(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif key not in _HOST_FIELDS:
+            yield prefix + key, value
+
+
+def _span(ids: tuple[int, ...]) -> str:
+    consecutive = ids == tuple(range(ids[0], ids[0] + len(ids))) and len(ids) > 2
+    return f"{ids[0]} to {ids[-1]}" if consecutive else ", ".join(map(str, ids))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether HOST:PORT names this machine only (a loopback literal, or ``localhost``)."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML lets a repeated key silently win; here it is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"the key '{key}' is given twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_federation(path: Path) -> Federation:
+    """Read peers.yaml. A relative ``npz:`` path is taken from the folder of the file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is not YAML, or has a wrong field; the text names file and field.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"{path}: cannot be read ({reason}); 'crad-mesh init' writes such a file") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: is not UTF-8 text; expected a YAML file as 'crad-mesh init' writes") from None
+    try:
+        tree = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigurationError(f"{path}{where}: is not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise ConfigurationError(f"{path}: must hold fields such as 'federation' and 'peers'; found {_kind(tree)}")
+    federation = build_federation(tree, str(path))
+    dataset = federation.data.dataset
+    if dataset.startswith("npz:"):
+        absolute = (path.parent / dataset.removeprefix("npz:")).resolve()
+        federation = federation.model_copy(
+            update={"data": federation.data.model_copy(update={"dataset": f"npz:{absolute}"})}
+        )
+    return federation
+
+
+def build_federation(tree: dict[str, Any], source: str) -> Federation:
+    """Validate a tree of plain values; ``source`` (a file, or "the command line") opens each error.
+
+    Raises:
+        ConfigurationError: one sentence that names the first wrong field, what is allowed and what was found.
+    """
+    try:
+        return Federation.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigurationError(f"{source}: {_sentence(error, tree)}") from None
+
+
+def _sentence(error: ValidationError, tree: dict[str, Any]) -> str:
+    details = error.errors(include_url=False)
+    first = details[0]
+    field = ".".join(map(str, first["loc"]))
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        parent, name = first["loc"][:-1], str(first["loc"][-1])
+        return f"'{field}' is not a field{_suggest(name, _fields_at(parent))}{more}"
+    if first["type"] == "missing":
+        return f"'{field}' is missing; it is required{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{field + ': ' if field else ''}{message}{more}"
+    if first["type"] == "string_pattern_mismatch":
+        message = "must be lower-case letters, digits and hyphens, 63 at most"
+    return f"'{field}': {_lower(message)}, found {first['input']!r}{more}"
+
+
+def _lower(message: str) -> str:
+    message = message.removeprefix("Input ")
+    return message[:1].lower() + message[1:]
+
+
+def _fields_at(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    model: type[BaseModel] = Federation
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation: Any = model.model_fields[part].annotation
+        model = PeerEntry if part == "peers" else annotation
+    return tuple(model.model_fields)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
