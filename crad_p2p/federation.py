@@ -82,7 +82,9 @@ def _check_dataset(name: str) -> str:
 def _check_address(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"address '{address}' must be HOST:PORT with a port from 1 to 65535, as in 'a.example.org:7400'")
+        raise ValueError(
+            f"address '{address}' must be HOST:PORT with a port from 1 to 65535, as in 'a.example.org:7400'"
+        )
     return address
 
 
@@ -125,11 +127,6 @@ class MethodSettings(_Model):
     min_support: int = Field(2, ge=1, description="validation samples a teacher needs to count for a class")
     empty_class: Literal["uniform", "zero", "student"] = "uniform"
     warmup_rounds: int = Field(0, ge=0, description="first rounds that learn from own labels only")
-
-    @property
-    def uses_teachers(self) -> bool:
-        """False for peers that learn alone."""
-        return self.name != "local"
 
 
 class TrainingSettings(_Model):
@@ -204,6 +201,12 @@ class Federation(_Model):
                 return entry
         raise ConfigurationError(f"peer id {peer_id} is not in the federation file; its ids are {_span(self.ids)}")
 
+    def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
+        """The peers whose snapshots of the round before teach ``peer_id`` in this round, ascending."""
+        if self.method.name == "local" or round_number <= self.method.warmup_rounds:
+            return ()
+        return tuple(other for other in self.ids if other != peer_id)
+
     def agreed(self) -> dict[str, Any]:
         """The fields that all peers must have alike, flat: ``{"method.temperature": 3.0, "peers.0.arch": …}``.
 
@@ -256,8 +259,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_federation(path: Path) -> Federation:
-    """Read peers.yaml. A relative ``npz:`` path is taken from the folder of the file.
+def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
+    """Read peers.yaml. A relative ``npz:`` path is taken from ``data_dir``, by default the folder of the file.
 
     Raises:
         ConfigurationError: the file cannot be read, is not YAML, or has a wrong field; the text names file and field.
@@ -268,7 +271,9 @@ def load_federation(path: Path) -> Federation:
         reason = error.strerror or str(error)
         raise ConfigurationError(f"{path}: cannot be read ({reason}); 'crad-mesh init' writes such a file") from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: is not UTF-8 text; expected a YAML file as 'crad-mesh init' writes") from None
+        raise ConfigurationError(
+            f"{path}: is not UTF-8 text; expected a YAML file as 'crad-mesh init' writes"
+        ) from None
     try:
         tree = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -282,7 +287,7 @@ def load_federation(path: Path) -> Federation:
     federation = build_federation(tree, str(path))
     dataset = federation.data.dataset
     if dataset.startswith("npz:"):
-        absolute = (path.parent / dataset.removeprefix("npz:")).resolve()
+        absolute = ((data_dir or path.parent) / dataset.removeprefix("npz:")).resolve()
         federation = federation.model_copy(
             update={"data": federation.data.model_copy(update={"dataset": f"npz:{absolute}"})}
         )
@@ -298,10 +303,10 @@ def build_federation(tree: dict[str, Any], source: str) -> Federation:
     try:
         return Federation.model_validate(tree)
     except ValidationError as error:
-        raise ConfigurationError(f"{source}: {_sentence(error, tree)}") from None
+        raise ConfigurationError(f"{source}: {_sentence(error)}") from None
 
 
-def _sentence(error: ValidationError, tree: dict[str, Any]) -> str:
+def _sentence(error: ValidationError) -> str:
     details = error.errors(include_url=False)
     first = details[0]
     field = ".".join(map(str, first["loc"]))

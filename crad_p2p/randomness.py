@@ -12,7 +12,9 @@ def _derive(seed: int, purpose: str, peer: int | None, round_number: int | None)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
-def generator(seed: int, purpose: str, *, peer: int | None = None, round_number: int | None = None) -> np.random.Generator:
+def generator(
+    seed: int, purpose: str, *, peer: int | None = None, round_number: int | None = None
+) -> np.random.Generator:
     """A generator that depends on (federation seed, peer id, round, purpose) and on nothing else.
 
     ``peer`` is None for draws that all peers share, such as the partition.

@@ -1,0 +1,148 @@
+"""Many teachers' posteriors become one soft target: CRAD and the rules it is compared with.
+
+Everything is computed in float64 and outside autocast, since the filter compares numbers that tie exactly: of two
+supported teachers both deviate equally from their mean, and float32 rounding would drop one of them in half of the
+cases.
+
+Equation numbers are those of arXiv 2609.00446: Eq. 3 the uniform mean, Eqs. 4-5 the filter, Eqs. 6-7 the precision of
+the class accuracy, Eq. 8 the weighted mean and its renormalisation. What the paper leaves open is marked "ours".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from crad_p2p.statistics import precision
+
+#: Keeps Eq. 8 defined for a class nobody is kept for. Larger values would already dampen well-evidenced weights.
+EPSILON = 1e-12
+#: A sample whose target holds less mass than this before renormalising takes Eq. 3 instead (ours).
+MINIMUM_MASS = 1e-3
+
+RULES = ("crad", "stage1", "uniform", "uncertainty")
+
+
+class Aggregation(NamedTuple):
+    """Targets of one batch, and how they came about."""
+
+    target: Tensor  #: float64 [B, C], rows sum to 1
+    kept: Tensor  #: bool [J, B, C], True where teacher j counted for class c of the sample
+    mass: Tensor  #: float64 [B], sum of the row before it was renormalised
+
+
+def aggregate(
+    posteriors: Tensor,
+    counts: Tensor,
+    hits: Tensor,
+    *,
+    rule: str = "crad",
+    min_support: int = 2,
+    empty_class: str = "uniform",
+    student: Tensor | None = None,
+) -> Aggregation:
+    """Combine the teachers of one batch, class by class.
+
+    Args:
+        posteriors: floating [J, B, C], each teacher's softmax at temperature T.
+        counts: integer or floating [J, C], n: validation samples of class c that teacher j was measured on.
+        hits: integer or floating [J, C], h: those it classified correctly.
+        rule: ``crad``; ``stage1`` (its filter with equal weights); ``uniform`` (Eq. 3); ``uncertainty`` (weights from
+            the entropy of each prediction).
+        min_support: least n for a teacher to count for a class.
+        empty_class: what a class without supported teacher takes: ``uniform`` (the mean over all teachers), ``zero``
+            (Eq. 8 read literally) or ``student`` (its own posterior).
+        student: floating [B, C], the student's posterior at T; needed for ``empty_class="student"``.
+
+    Raises:
+        ValueError: no teacher, shapes that do not fit, or an unknown rule or ``empty_class``.
+    """
+    _check(posteriors, counts, hits, rule, empty_class, student)
+    with torch.autocast(posteriors.device.type, enabled=False):
+        q = posteriors.double()
+        if rule == "uniform":
+            return _complete(q.mean(0), q)
+        if rule == "uncertainty":
+            return _complete(uncertainty_mean(q), q)
+        n, h = counts.double(), hits.double()
+        kept = reliable(q, supported=n >= min_support)
+        weights = precision(n, h) if rule == "crad" else torch.ones_like(n)
+        mean = weighted_mean(q, kept, weights)
+        mean = _fill_empty(mean, kept, q, empty_class, student)
+        mass = mean.sum(-1)
+        collapsed = mass < MINIMUM_MASS
+        target = torch.where(collapsed[:, None], q.mean(0), mean / mass.clamp_min(MINIMUM_MASS)[:, None])
+        return Aggregation(target, kept, mass)
+
+
+def reliable(q: Tensor, supported: Tensor) -> Tensor:
+    """Eqs. 4-5: which teachers are kept, bool [J, B, C].
+
+    A teacher supported for the class is kept if it deviates from the supported teachers' mean by no more than the
+    median of their deviations, so ceil(k/2) of k are kept, more only where deviations tie, and both of two.
+
+    Args:
+        q: float64 [J, B, C].
+        supported: bool [J, C].
+    """
+    supported = supported[:, None, :].expand_as(q)
+    k = supported.sum(0)
+    consensus = (q * supported).sum(0) / k.clamp_min(1)
+    deviation = torch.where(supported, (q - consensus).abs(), torch.inf)
+    ordered = deviation.sort(dim=0).values  # the unsupported come last
+    middle = torch.stack([(k - 1).clamp_min(0) // 2, k // 2])
+    threshold = ordered.gather(0, middle.clamp_max(len(q) - 1)).mean(0)
+    return supported & (deviation <= threshold * (1 + 1e-9) + 1e-12)
+
+
+def weighted_mean(q: Tensor, kept: Tensor, weights: Tensor) -> Tensor:
+    """Eq. 8 before it is renormalised: float64 [B, C]; zero where nobody is kept.
+
+    Args:
+        q: float64 [J, B, C].
+        kept: bool [J, B, C].
+        weights: float64 [J, C], w > 0 of teacher j for class c.
+    """
+    w = weights[:, None, :] * kept
+    return (w * q).sum(0) / (w.sum(0) + EPSILON)
+
+
+def uncertainty_mean(q: Tensor) -> Tensor:
+    """Mean weighted by softmax over the teachers of the negative entropy of q (our reading of Uncertainty KD): [B, C].
+
+    A confident teacher weighs more; dividing -H by its (negative) sum, as is easily written, does the reverse.
+    """
+    entropy = torch.special.entr(q).sum(-1, keepdim=True)
+    return (torch.softmax(-entropy, dim=0) * q).sum(0)
+
+
+def _fill_empty(mean: Tensor, kept: Tensor, q: Tensor, empty_class: str, student: Tensor | None) -> Tensor:
+    if empty_class == "zero":
+        return mean
+    fallback = q.mean(0) if student is None or empty_class == "uniform" else student.double()
+    return torch.where(kept.any(0), mean, fallback)
+
+
+def _complete(mean: Tensor, q: Tensor) -> Aggregation:
+    """The result of a rule that keeps every teacher."""
+    mass = mean.sum(-1)
+    return Aggregation(mean / mass[:, None], torch.ones_like(q, dtype=torch.bool), mass)
+
+
+def _check(q: Tensor, counts: Tensor, hits: Tensor, rule: str, empty_class: str, student: Tensor | None) -> None:
+    if q.ndim != 3 or len(q) == 0:
+        raise ValueError(
+            f"posteriors must be [teachers, batch, classes] with at least one teacher, found {tuple(q.shape)}"
+        )
+    expected = (q.shape[0], q.shape[2])
+    for name, value in (("counts", counts), ("hits", hits)):
+        if value.shape != expected:
+            raise ValueError(f"{name} must be [teachers, classes] = {expected}, found {tuple(value.shape)}")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, found {rule!r}")
+    if empty_class not in ("uniform", "zero", "student"):
+        raise ValueError(f"empty_class must be uniform, zero or student, found {empty_class!r}")
+    if empty_class == "student" and (student is None or student.shape != q.shape[1:]):
+        raise ValueError(f"empty_class='student' needs the student's posterior [batch, classes] = {tuple(q.shape[1:])}")

@@ -1,0 +1,257 @@
+"""One client: its shard, its model, and the steps of a round. The simulation and the learner process run this same
+code.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crad_p2p import weights
+from crad_p2p.aggregation import Aggregation, aggregate
+from crad_p2p.architectures import build_model, initialise
+from crad_p2p.data.datasets import Dataset, ImageSet
+from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
+from crad_p2p.data.partition import Split
+from crad_p2p.distillation import EpochLog, train_epoch
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.randomness import generator, torch_seed
+from crad_p2p.statistics import measure
+from crad_p2p.teachers import PosteriorStore, posterior_of_logits
+
+#: Called with (phase, steps done, steps in all).
+PhaseProgress = Callable[[str, int, int], None]
+
+_MOMENTUM = "momentum."
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Test accuracies of one model, as fractions; None where there is no sample."""
+
+    global_accuracy: float | None
+    global_accuracy_per_class: tuple[float | None, ...]
+    local_accuracy: float | None
+
+
+class Client:
+    """A peer's model and data.
+
+    A round is ``open_round``, ``teach`` for every teacher in any order, ``train``, ``validate``; then
+    :meth:`snapshot` and :meth:`checkpoint` are what must be stored before the round counts as done.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        peer_id: int,
+        dataset: Dataset,
+        split: Split,
+        *,
+        device: torch.device,
+        folder: Path,
+        progress: PhaseProgress = lambda *_: None,
+    ) -> None:
+        """``folder`` is a scratch folder of this client alone: its contents may be lost at any time between two
+        rounds.
+        """
+        self.federation = federation
+        self.id = peer_id
+        self.arch = federation.peer(peer_id).arch
+        self.classes = len(dataset.class_names)
+        self.device = device
+        self.round = 0
+        self._dataset = dataset
+        self._train = _subset(dataset.train, split.train)
+        self._validation = self._plain(_subset(dataset.train, split.validation))
+        self._test = self._plain(_subset(dataset.train, split.test))
+        self._global_test = self._plain(dataset.test)
+        self._folder = folder
+        self._progress = progress
+        self._epoch: LocalEpoch | None = None
+        self._posteriors: PosteriorStore | None = None
+        self._teachers: dict[int, Manifest] = {}
+        self.model = self._new_model(self.arch)
+        self._optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=federation.training.learning_rate,
+            momentum=federation.training.momentum,
+            weight_decay=federation.training.weight_decay,
+        )
+
+    @property
+    def train_samples(self) -> int:
+        """Images this client trains on."""
+        return len(self._train.labels)
+
+    # --- a round ---------------------------------------------------------------------------------------------------
+
+    def initialise(self) -> None:
+        """Round 0: start values from a seed of this peer's own."""
+        model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0])
+        initialise(model, torch_seed(self.federation.seed, "initial model", peer=self.id))
+        self.model.load_state_dict(model.state_dict())
+        self.round = 0
+
+    def restore(self, round_number: int, snapshot: bytes, checkpoint: bytes) -> None:
+        """Go on after a committed round.
+
+        Raises:
+            SnapshotError: the files do not fit this client's architecture.
+        """
+        weights.load_into(self.model, weights.decode(snapshot))
+        momentum = weights.decode(checkpoint)
+        self._optimizer.state.clear()
+        for name, parameter in self.model.named_parameters():
+            if _MOMENTUM + name in momentum:
+                buffer = momentum[_MOMENTUM + name].to(self.device)
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        self.round = round_number
+
+    def open_round(self) -> None:
+        """Draw order and augmentation of the next round's local epoch, and make room for its teachers."""
+        number = self.round + 1
+        self._epoch = draw_epoch(
+            self._train.images,
+            self._train.labels,
+            batch_size=self.federation.training.batch_size,
+            augmentation=self._dataset.augmentation,
+            mean=self._dataset.mean,
+            std=self._dataset.std,
+            generator=generator(self.federation.seed, "local epoch", peer=self.id, round_number=number),
+            device=self.device,
+        )
+        self._posteriors = PosteriorStore(self._folder / "posteriors", self._epoch, self.classes)
+        self._teachers = {}
+
+    def teach(self, manifest: Manifest, snapshot: bytes) -> None:
+        """Run one peer's snapshot over the open round's epoch; only its posteriors are kept.
+
+        Raises:
+            SnapshotError: the snapshot must not be used; the round goes on without it.
+        """
+        _, posteriors = self._opened()
+        teacher = self._new_model(manifest.arch)
+        weights.load_into(teacher, weights.decode(snapshot))
+        weights.probe(teacher, self._image_shape, self.device)
+        posteriors.run(
+            manifest.peer,
+            teacher,
+            self.federation.method.temperature,
+            lambda done, steps: self._progress("teachers", done, steps),
+        )
+        self._teachers[manifest.peer] = manifest
+
+    def train(self, teachers: Sequence[int]) -> EpochLog:
+        """Distil from these peers, in id order whatever the order in which they taught, and end the round.
+
+        Without any, the loss is the cross-entropy with the own labels, at weight 1.
+        """
+        epoch, posteriors = self._opened()
+        log = train_epoch(
+            self.model,
+            self._optimizer,
+            epoch,
+            self._targets(sorted(teachers), posteriors),
+            self.federation.method,
+            self.federation.training,
+            lambda done, steps: self._progress("train", done, steps),
+        )
+        posteriors.close()
+        self._epoch = self._posteriors = None
+        self.round += 1
+        return log
+
+    def validate(self) -> ClassStatistics:
+        """Class statistics of the model as it is now, on the validation half of the held-out samples."""
+        self._progress("validate", 0, 1)
+        return measure(self.model, self._validation, self.classes)
+
+    def snapshot(self) -> bytes:
+        """The model's tensors as published."""
+        return weights.encode(self.model.state_dict())
+
+    def checkpoint(self) -> bytes:
+        """What :meth:`restore` needs besides the snapshot: the optimiser's momentum. Random draws need no state."""
+        state = self._optimizer.state
+        return weights.encode(
+            {
+                _MOMENTUM + name: state[parameter]["momentum_buffer"]
+                for name, parameter in self.model.named_parameters()
+                if parameter in state
+            }
+        )
+
+    def evaluate(self, snapshot: bytes) -> Evaluation:
+        """Accuracy of one of this client's snapshots on the global test set and on its own test samples."""
+        self._progress("evaluate", 0, 1)
+        model = self._new_model(self.arch)
+        weights.load_into(model, weights.decode(snapshot))
+        everywhere = measure(model, self._global_test, self.classes)
+        here = measure(model, self._test, self.classes)
+        per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
+        return Evaluation(everywhere.accuracy, tuple(per_class), here.accuracy)
+
+    def close(self) -> None:
+        """Remove the scratch folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self._dataset.train.images.shape[1:]
+        return channels, height, width
+
+    def _targets(
+        self, teachers: list[int], posteriors: PosteriorStore
+    ) -> Callable[[slice, Tensor], Aggregation | None]:
+        if not teachers:
+            return lambda _batch, _logits: None
+        method = self.federation.method
+        statistics = [self._teachers[peer].statistics for peer in teachers]
+        counts = torch.tensor([s.counts for s in statistics])
+        hits = torch.tensor([s.hits for s in statistics])
+
+        def targets(batch: slice, logits: Tensor) -> Aggregation:
+            return aggregate(
+                posteriors.batch(teachers, batch),
+                counts,
+                hits,
+                rule=method.name,
+                min_support=method.min_support,
+                empty_class=method.empty_class,
+                student=posterior_of_logits(logits.detach(), method.temperature).cpu(),
+            )
+
+        return targets
+
+    def _new_model(self, arch: str) -> torch.nn.Module:
+        return build_model(arch, classes=self.classes, channels=self._image_shape[0], device=self.device)
+
+    def _opened(self) -> tuple[LocalEpoch, PosteriorStore]:
+        if self._epoch is None or self._posteriors is None:
+            raise RuntimeError("no round is open: call open_round first")
+        return self._epoch, self._posteriors
+
+    def _plain(self, samples: ImageSet) -> LocalEpoch:
+        return plain_batches(
+            samples.images,
+            samples.labels,
+            batch_size=self.federation.training.batch_size,
+            mean=self._dataset.mean,
+            std=self._dataset.std,
+            device=self.device,
+        )
+
+
+def _subset(samples: ImageSet, indices: NDArray[np.int64]) -> ImageSet:
+    return ImageSet(samples.images[indices], samples.labels[indices])

@@ -1,0 +1,93 @@
+"""Eq. 9 and the local epoch that minimises it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crad_p2p.aggregation import Aggregation
+from crad_p2p.data.epoch import LocalEpoch
+from crad_p2p.federation import MethodSettings, TrainingSettings
+from crad_p2p.teachers import Progress
+
+#: Gives the targets of a batch, from the batch's place in the epoch and the student's logits, or None: own labels only.
+Targets = Callable[[slice, Tensor], Aggregation | None]
+
+
+def distillation_loss(logits: Tensor, labels: Tensor, target: Tensor, *, temperature: float, weight: float) -> Tensor:
+    """Eq. 9: (1 - weight) CE + weight T^2 KL(target || student), a scalar.
+
+    Args:
+        logits: float [B, C] of the student.
+        labels: int64 [B].
+        target: float [B, C], rows sum to 1; zeros are allowed.
+        temperature: T, of the student's softmax here and of the teachers' before.
+        weight: lambda, 0 to 1.
+    """
+    cross_entropy = F.cross_entropy(logits, labels)
+    # "batchmean" is the mean over samples; the default reduction would divide by C as well.
+    divergence = F.kl_div(F.log_softmax(logits / temperature, dim=-1), target, reduction="batchmean")
+    return (1 - weight) * cross_entropy + weight * temperature**2 * divergence
+
+
+@dataclass
+class EpochLog:
+    """Means over the samples of one local epoch; the target's fields stay at None without teachers.
+
+    ``target_mass`` is the mean mass before renormalising and ``target_collapsed`` the share of samples with less than
+    half of it left: the median filter is a majority vote per class and can collapse while most teachers are weak.
+    ``target_top1`` is how often the target's largest class is the label.
+    """
+
+    samples: int = 0
+    loss: float | None = None
+    target_mass: float | None = None
+    target_collapsed: float | None = None
+    target_top1: float | None = None
+
+
+def train_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    epoch: LocalEpoch,
+    targets: Targets,
+    method: MethodSettings,
+    training: TrainingSettings,
+    progress: Progress = lambda *_: None,
+) -> EpochLog:
+    """One pass over the local epoch, one optimiser step a batch."""
+    model.train()
+    samples = 0
+    sums = torch.zeros(4, dtype=torch.float64)  # loss, mass, collapsed, top-1
+    with_targets = False
+    for index, batch in enumerate(epoch.batches):
+        labels = epoch.labels[batch]
+        logits = model(epoch.pixels(batch))
+        aggregation = targets(batch, logits)
+        if aggregation is None:
+            loss = F.cross_entropy(logits, labels)
+        else:
+            with_targets = True
+            target = aggregation.target.to(logits)
+            loss = distillation_loss(
+                logits, labels, target, temperature=method.temperature, weight=method.distillation_weight
+            )
+            hit = aggregation.target.argmax(-1) == labels.to(aggregation.target.device)
+            sums[1:] += torch.stack([aggregation.mass, aggregation.mass < 0.5, hit]).double().sum(-1).cpu()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+        optimizer.step()
+        samples += len(labels)
+        sums[0] += loss.detach().double().cpu() * len(labels)
+        progress(index + 1, len(epoch.batches))
+    if not samples:
+        return EpochLog()
+    loss_mean, mass, collapsed, top1 = (sums / samples).tolist()
+    if not with_targets:
+        return EpochLog(samples, loss_mean)
+    return EpochLog(samples, loss_mean, mass, collapsed, top1)

@@ -1,0 +1,79 @@
+"""The manifest: what a peer says of one published round. Torch-free; the service reads and writes it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+#: A manifest of 1,000 classes and 1,000 consumed snapshots stays below this many bytes.
+MAX_BYTES = 256 * 1024
+
+Count = Annotated[int, Field(ge=0, lt=2**40)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ClassStatistics(_Strict):
+    """Per class c: n validation samples of c, h of them classified correctly, p predictions of c."""
+
+    counts: tuple[Count, ...]
+    hits: tuple[Count, ...]
+    predicted: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not len(self.counts) == len(self.hits) == len(self.predicted):
+            raise ValueError("counts, hits and predicted must have one number a class each")
+        if any(h > n for h, n in zip(self.hits, self.counts, strict=True)):
+            raise ValueError("hits of a class must not be above its count")
+        return self
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the validation samples classified correctly; None without a sample."""
+        total = sum(self.counts)
+        return sum(self.hits) / total if total else None
+
+
+class Consumed(_Strict):
+    """One snapshot that taught this round."""
+
+    peer: int
+    round: int
+    sha256: Digest
+
+
+class Manifest(_Strict):
+    """What is announced with a snapshot. ``run`` is the federation's digest."""
+
+    run: Digest
+    peer: int = Field(ge=0)
+    round: int = Field(ge=0)
+    arch: str = Field(max_length=100)
+    size: int = Field(gt=0, description="bytes of the snapshot file")
+    sha256: Digest
+    statistics: ClassStatistics
+    consumed: tuple[Consumed, ...]
+
+    def to_bytes(self) -> bytes:
+        """The manifest as it is stored and sent: JSON in UTF-8, fields in the order above."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, document: bytes) -> Manifest:
+        """Parse and validate what another peer sent.
+
+        Raises:
+            ValueError: too large, not JSON, or a field that is missing, unknown or out of range.
+        """
+        if len(document) > MAX_BYTES:
+            raise ValueError(f"manifest of {len(document)} bytes; at most {MAX_BYTES} are allowed")
+        try:
+            return cls.model_validate_json(document)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"manifest field {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -1,0 +1,183 @@
+"""summary.json and history.jsonl, and the choice of the one round that all peers report. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from crad_p2p.manifest import ClassStatistics, Manifest
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where a round's (or a run's) wall time went."""
+
+    wait: float = 0.0
+    transfer: float = 0.0
+    teachers: float = 0.0
+    train: float = 0.0
+    validate: float = 0.0
+    commit: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        mine, theirs = asdict(self), asdict(other)
+        return Seconds(**{name: mine[name] + theirs[name] for name in mine})
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of history.jsonl: one peer, one round. Accuracies are fractions; global_accuracy is None where not
+    evaluated.
+    """
+
+    peer: int
+    round: int
+    snapshot_sha256: str
+    validation_accuracy: float | None
+    global_accuracy: float | None = None
+    train_loss: float | None = None
+    target_mass: float | None = None
+    target_collapsed: float | None = None
+    target_top1: float | None = None
+    teachers: tuple[int, ...] = ()
+    missing_teachers: tuple[int, ...] = ()
+    stale_teachers: tuple[int, ...] = ()
+    quarantined_teachers: tuple[int, ...] = ()
+    seconds: Seconds = Seconds()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> RoundRecord:
+        tree = json.loads(line)
+        lists = {name: tuple(value) for name, value in tree.items() if isinstance(value, list)}
+        return cls(**{**tree, **lists, "seconds": Seconds(**tree["seconds"])})
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """One peer's entry in summary.json. Accuracies are of the best round, ``snapshot_sha256`` of the last."""
+
+    id: int
+    arch: str
+    train_samples: int
+    rounds_completed: int
+    snapshot_sha256: str
+    global_accuracy: float | None = None
+    local_accuracy: float | None = None
+    global_accuracy_per_class: tuple[float | None, ...] = ()
+    counts: tuple[int, ...] = ()
+    hits: tuple[int, ...] = ()
+    seconds: Seconds = Seconds()
+    bytes: Mapping[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
+    peak_rss_bytes: int = 0
+    missing_teachers: tuple[int, ...] = ()
+    stale_teachers: tuple[int, ...] = ()
+    quarantined_teachers: tuple[int, ...] = ()
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> PeerResult:
+        lists = {name: tuple(value) for name, value in tree.items() if isinstance(value, list)}
+        return cls(**{**tree, **lists, "seconds": Seconds(**tree["seconds"])})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """summary.json: the promised result of a run (docs/results-files.md)."""
+
+    federation: str
+    config_digest: str
+    method: str
+    transport: str
+    rounds: int
+    complete: bool
+    best_round: int | None
+    mean_global_accuracy: float | None
+    mean_local_accuracy: float | None
+    wall_seconds: float
+    peers: tuple[PeerResult, ...]
+
+    def write(self, path: Path) -> None:
+        """Write the file whole or not at all."""
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Summary:
+        tree = json.loads(path.read_text())
+        return cls(**{**tree, "peers": tuple(PeerResult.from_json(peer) for peer in tree["peers"])})
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file's contents in one step: a reader sees the old text or the new, never a part."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Unweighted mean of what is there; None if nothing is."""
+    there = [value for value in values if value is not None]
+    return math.fsum(there) / len(there) if there else None
+
+
+def mean_validation_accuracy(statistics: Sequence[ClassStatistics]) -> float | None:
+    """The number that decides the best round: the unweighted mean over peers, in id order, of their validation
+    accuracy.
+    """
+    return mean(each.accuracy for each in statistics)
+
+
+class BestRound:
+    """The common round to report: the first with the highest mean validation accuracy, of rounds 1 to R.
+
+    Every peer computes it from the same manifests, so all choose the same without a word.
+    """
+
+    def __init__(self) -> None:
+        self.round: int | None = None
+        self.accuracy: float | None = None
+
+    def offer(self, manifests: Sequence[Manifest]) -> bool:
+        """Consider one round's manifests, one of every peer; True if that round is now the best.
+
+        A round is better only if strictly so; one in which no peer has a validation sample counts as accuracy 0.
+        """
+        numbers = {manifest.round for manifest in manifests}
+        if len(numbers) != 1:
+            raise ValueError(f"the manifests of one round are needed, found rounds {sorted(numbers)}")
+        (number,) = numbers
+        ordered = sorted(manifests, key=lambda manifest: manifest.peer)
+        accuracy = mean_validation_accuracy([manifest.statistics for manifest in ordered]) or 0.0
+        if number < 1 or (self.accuracy is not None and accuracy <= self.accuracy):
+            return False
+        self.round, self.accuracy = number, accuracy
+        return True
+
+
+def total(records: Iterable[RoundRecord], result: PeerResult) -> PeerResult:
+    """Add what a peer's history says over all rounds to its entry: seconds, bytes, and which teachers were ever
+    absent.
+    """
+    history = list(records)
+    return replace(
+        result,
+        seconds=sum((record.seconds for record in history), Seconds()),
+        bytes={
+            "sent": sum(record.bytes_sent for record in history),
+            "received": sum(record.bytes_received for record in history),
+        },
+        missing_teachers=_union(record.missing_teachers for record in history),
+        stale_teachers=_union(record.stale_teachers for record in history),
+        quarantined_teachers=_union(record.quarantined_teachers for record in history),
+    )
+
+
+def _union(groups: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({peer for group in groups for peer in group}))

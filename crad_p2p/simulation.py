@@ -1,0 +1,201 @@
+"""All clients of a federation in one process, without network: the reference that the mesh must match byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from crad_p2p.client import Client, Evaluation
+from crad_p2p.data.datasets import Dataset
+from crad_p2p.data.partition import make_splits
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Consumed, Manifest
+from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, Summary, mean, total
+
+#: Called after every round with its number and one record a client, in id order.
+OnRound = Callable[[int, Sequence[RoundRecord]], None]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A client's snapshot and what it says of it."""
+
+    manifest: Manifest
+    snapshot: bytes
+
+
+def simulate(
+    federation: Federation,
+    dataset: Dataset,
+    *,
+    device: torch.device,
+    threads: int,
+    workers: int = 1,
+    on_round: OnRound = lambda _number, _records: None,
+) -> tuple[Summary, list[RoundRecord]]:
+    """Run every round of a federation.
+
+    Args:
+        threads: torch threads of each client; results are bit-identical for equal threads only.
+        workers: clients that compute at the same time. Changes the time, never the result.
+    """
+    return _Simulation(federation, dataset, device, threads, workers, on_round).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        federation: Federation,
+        dataset: Dataset,
+        device: torch.device,
+        threads: int,
+        workers: int,
+        on_round: OnRound,
+    ) -> None:
+        self._federation = federation
+        self._digest = federation.digest()
+        self._dataset = dataset
+        self._device = device
+        self._threads = threads
+        self._workers = workers
+        self._on_round = on_round
+        self._history: list[RoundRecord] = []
+
+    def run(self) -> tuple[Summary, list[RoundRecord]]:
+        start = time.monotonic()
+        with self._clients() as clients, self._pool() as pool:
+            published = list(pool.map(self._first, clients))
+            best, kept = BestRound(), published
+            for _ in range(self._federation.rounds):
+                last = published
+                steps = list(pool.map(lambda client: self._round(client, last), clients))  # noqa: B023
+                published = [step[0] for step in steps]
+                if best.offer([each.manifest for each in published]):
+                    kept = published
+                records = [step[1] for step in steps]
+                self._history += records
+                self._on_round(records[0].round, records)
+            evaluations = list(
+                pool.map(lambda pair: pair[0].evaluate(pair[1].snapshot), zip(clients, kept, strict=True))
+            )
+        results = [
+            self._result(client, at_best, at_end, evaluation)
+            for client, at_best, at_end, evaluation in zip(clients, kept, published, evaluations, strict=True)
+        ]
+        summary = Summary(
+            federation=self._federation.federation,
+            config_digest=self._digest,
+            method=self._federation.method.name,
+            transport="memory",
+            rounds=self._federation.rounds,
+            complete=True,
+            best_round=best.round,
+            mean_global_accuracy=mean(result.global_accuracy for result in results),
+            mean_local_accuracy=mean(result.local_accuracy for result in results),
+            wall_seconds=time.monotonic() - start,
+            peers=tuple(results),
+        )
+        return summary, self._history
+
+    @contextmanager
+    def _clients(self) -> Iterator[list[Client]]:
+        ids = self._federation.ids
+        splits = make_splits(self._dataset.train.labels, self._federation.data, ids, self._federation.seed)
+        folder = Path(tempfile.mkdtemp(prefix="crad-simulate-"))
+        try:
+            yield [
+                Client(self._federation, i, self._dataset, splits[i], device=self._device, folder=folder / str(i))
+                for i in ids
+            ]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def _pool(self) -> Iterator[ThreadPoolExecutor]:
+        # torch keeps its thread count per calling thread, so every worker sets its own.
+        with ThreadPoolExecutor(self._workers, initializer=torch.set_num_threads, initargs=(self._threads,)) as pool:
+            yield pool
+
+    def _first(self, client: Client) -> Published:
+        client.initialise()
+        return self._publish(client, ())
+
+    def _round(self, client: Client, last: Sequence[Published]) -> tuple[Published, RoundRecord]:
+        clock = [time.monotonic()]
+        client.open_round()
+        expected = self._federation.teachers_of(client.id, client.round + 1)
+        teachers = [each for each in last if each.manifest.peer in expected]
+        for teacher in teachers:
+            client.teach(teacher.manifest, teacher.snapshot)
+        clock.append(time.monotonic())
+        log = client.train([teacher.manifest.peer for teacher in teachers])
+        clock.append(time.monotonic())
+        published = self._publish(client, teachers)
+        accuracy = None
+        if evaluate_now(self._federation, client.round):
+            accuracy = client.evaluate(published.snapshot).global_accuracy
+        clock.append(time.monotonic())
+        record = RoundRecord(
+            peer=client.id,
+            round=client.round,
+            snapshot_sha256=published.manifest.sha256,
+            validation_accuracy=published.manifest.statistics.accuracy,
+            global_accuracy=accuracy,
+            train_loss=log.loss,
+            target_mass=log.target_mass,
+            target_collapsed=log.target_collapsed,
+            target_top1=log.target_top1,
+            teachers=tuple(teacher.manifest.peer for teacher in teachers),
+            seconds=Seconds(teachers=clock[1] - clock[0], train=clock[2] - clock[1], validate=clock[3] - clock[2]),
+        )
+        return published, record
+
+    def _publish(self, client: Client, teachers: Sequence[Published]) -> Published:
+        snapshot = client.snapshot()
+        manifest = Manifest(
+            run=self._digest,
+            peer=client.id,
+            round=client.round,
+            arch=client.arch,
+            size=len(snapshot),
+            sha256=hashlib.sha256(snapshot).hexdigest(),
+            statistics=client.validate(),
+            consumed=tuple(
+                Consumed(peer=t.manifest.peer, round=t.manifest.round, sha256=t.manifest.sha256) for t in teachers
+            ),
+        )
+        return Published(manifest, snapshot)
+
+    def _result(self, client: Client, best: Published, last: Published, evaluation: Evaluation) -> PeerResult:
+        result = PeerResult(
+            id=client.id,
+            arch=client.arch,
+            train_samples=client.train_samples,
+            rounds_completed=client.round,
+            snapshot_sha256=last.manifest.sha256,
+            global_accuracy=evaluation.global_accuracy,
+            local_accuracy=evaluation.local_accuracy,
+            global_accuracy_per_class=evaluation.global_accuracy_per_class,
+            counts=best.manifest.statistics.counts,
+            hits=best.manifest.statistics.hits,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+        return total((record for record in self._history if record.peer == client.id), result)
+
+
+def evaluate_now(federation: Federation, round_number: int) -> bool:
+    """Whether the global test set is due: every ``evaluate_every`` rounds and after the last."""
+    return round_number % federation.training.evaluate_every == 0 or round_number == federation.rounds

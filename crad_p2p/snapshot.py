@@ -1,0 +1,125 @@
+"""The snapshot file, as far as it can be checked without torch: size, digest and safetensors header.
+
+A header is compared with the layout that the announced architecture must have before a byte of tensor data is used:
+exactly its names, dtypes and shapes, offsets without gap or overlap. ``crad_p2p.weights`` checks the values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: Enough for several thousand tensors; the safetensors library itself would accept 100 MB.
+MAX_HEADER_BYTES = 1 << 20
+_ITEM_BYTES = {"F32": 4, "I64": 8}
+
+
+class SnapshotError(Exception):
+    """A snapshot that must not be used, and why."""
+
+
+class TensorSpec(NamedTuple):
+    """dtype in safetensors' words (``F32``, ``I64``) and shape of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+Layout = dict[str, TensorSpec]
+
+
+def largest_file(layout: Layout) -> int:
+    """Upper bound in bytes on a snapshot file of this layout: its data are exact, only its header may vary."""
+    return 8 + MAX_HEADER_BYTES + sum(spec.nbytes for spec in layout.values())
+
+
+def layout_to_json(layout: Layout) -> dict[str, Any]:
+    return {name: [spec.dtype, list(spec.shape)] for name, spec in layout.items()}
+
+
+def layout_from_json(document: dict[str, Any]) -> Layout:
+    return {name: TensorSpec(dtype, tuple(shape)) for name, (dtype, shape) in document.items()}
+
+
+def sha256_file(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_file(path: Path, layout: Layout, *, size: int, sha256: str) -> None:
+    """Check size, header and digest, in this order.
+
+    Raises:
+        SnapshotError: names what differs, what was expected and what was found.
+    """
+    found = path.stat().st_size
+    if found != size:
+        raise SnapshotError(f"file has {found} bytes, the manifest says {size}")
+    with path.open("rb") as file:
+        start = file.read(8)
+        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (size,)
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise SnapshotError(f"safetensors header claims {length} bytes; at most {MAX_HEADER_BYTES} are allowed")
+        header = file.read(length)
+    check_header(header, layout, data_bytes=size - 8 - length)
+    digest = sha256_file(path)
+    if digest != sha256:
+        raise SnapshotError(f"sha256 of the file is {digest[:12]}…, the manifest says {sha256[:12]}…")
+
+
+def check_header(header: bytes, layout: Layout, *, data_bytes: int) -> None:
+    """Compare a safetensors header (JSON) with the layout.
+
+    Raises:
+        SnapshotError: not JSON, a key twice, a tensor too many, missing or different, or offsets with a gap or overlap.
+    """
+    try:
+        entries = json.loads(header, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"safetensors header is not valid: {error}") from None
+    if not isinstance(entries, dict):
+        raise SnapshotError("safetensors header is not a JSON object")
+    _check_names(entries, layout)
+    spans = []
+    for name, spec in layout.items():
+        entry = entries[name]
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise SnapshotError(f"tensor '{name}' must have exactly dtype, shape and data_offsets")
+        if entry["dtype"] != spec.dtype or entry["shape"] != list(spec.shape):
+            found = f"{entry['dtype']} {entry['shape']}"
+            raise SnapshotError(f"tensor '{name}' must be {spec.dtype} {list(spec.shape)}, found {found[:80]}")
+        spans.append((entry["data_offsets"], spec.nbytes, name))
+    if not all(isinstance(s, list) and len(s) == 2 and all(type(x) is int for x in s) for s, _, _ in spans):
+        raise SnapshotError("data_offsets must be two integers")
+    end = 0
+    for (start, stop), nbytes, name in sorted(spans):
+        if start != end or stop - start != nbytes:
+            raise SnapshotError(f"tensor '{name}' lies at bytes {start} to {stop}; expected {end} to {end + nbytes}")
+        end = stop
+    if end != data_bytes:
+        raise SnapshotError(f"the tensors take {end} bytes, the file has {data_bytes} behind its header")
+
+
+def _check_names(entries: dict[str, Any], layout: Layout) -> None:
+    extra, missing = sorted(entries.keys() - layout.keys()), sorted(layout.keys() - entries.keys())
+    for word, names in (("an unexpected", extra), ("no", missing)):
+        if names:
+            raise SnapshotError(
+                f"snapshot has {word} tensor '{names[0][:80]}'; its architecture has {len(layout)} tensors"
+            )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is given twice")
+    return result

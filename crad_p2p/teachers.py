@@ -1,0 +1,67 @@
+"""Teachers, one at a time: each runs over the whole local epoch as it arrives, and only its posteriors stay.
+
+Algorithm 1 of the paper holds all N-1 teachers and runs each on every training batch. The order of the loops does not
+matter to
+the targets, since teachers are frozen: here the outer loop is over teachers, so memory is flat in N and the pass can
+start before the last snapshot has arrived.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crad_p2p.data.epoch import LocalEpoch
+
+#: Called with (batches done, batches in all).
+Progress = Callable[[int, int], None]
+
+
+class PosteriorStore:
+    """The teachers' posteriors over one local epoch, float32 [samples, classes] in one file a teacher.
+
+    They live in files, read back batch by batch through a memory map, so that memory grows neither with the number of
+    teachers nor with the shard. A file appears under its name only when complete.
+    """
+
+    def __init__(self, folder: Path, epoch: LocalEpoch, classes: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._epoch = epoch
+        self._classes = classes
+        self._maps: dict[int, np.ndarray] = {}
+
+    @torch.no_grad()
+    def run(self, peer: int, teacher: nn.Module, temperature: float, progress: Progress = lambda *_: None) -> None:
+        """Run one teacher over the epoch, in eval mode, and keep softmax(logits / temperature)."""
+        teacher.eval()
+        shape = (len(self._epoch.labels), self._classes)
+        partial = self._folder / f"{peer}.partial"
+        posteriors = np.memmap(partial, np.float32, "w+", shape=shape)
+        for index, batch in enumerate(self._epoch.batches):
+            logits = teacher(self._epoch.pixels(batch))
+            posteriors[batch] = posterior_of_logits(logits, temperature).cpu().numpy()
+            progress(index + 1, len(self._epoch.batches))
+        posteriors.flush()
+        path = partial.rename(self._folder / f"{peer}.f32")
+        self._maps[peer] = np.memmap(path, np.float32, "r", shape=shape)
+
+    def batch(self, peers: Sequence[int], batch: slice) -> Tensor:
+        """Posteriors of some teachers on one batch, in the order of ``peers``: float32 [J, B, C] on the CPU."""
+        return torch.from_numpy(np.stack([self._maps[peer][batch] for peer in peers]))
+
+    def close(self) -> None:
+        """Forget and delete the posteriors."""
+        self._maps.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def posterior_of_logits(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / T) in float32, [B, C]."""
+    return torch.softmax(logits.float() / temperature, dim=-1)
