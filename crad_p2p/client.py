@@ -25,7 +25,7 @@ from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.statistics import measure
-from crad_p2p.teachers import PosteriorStore, posterior_of_logits
+from crad_p2p.teachers import PosteriorStore, inference_batch, posterior_of_logits
 
 #: Called with (phase, steps done, steps in all).
 PhaseProgress = Callable[[str, int, int], None]
@@ -146,7 +146,7 @@ class Client:
             manifest.peer,
             teacher,
             self.federation.method.temperature,
-            lambda done, steps: self._progress("teachers", done, steps),
+            progress=lambda done, steps: self._progress("teachers", done, steps),
         )
         self._teachers[manifest.peer] = manifest
 
@@ -246,7 +246,7 @@ class Client:
         return plain_batches(
             samples.images,
             samples.labels,
-            batch_size=self.federation.training.batch_size,
+            batch_size=inference_batch(samples.images),
             mean=self._dataset.mean,
             std=self._dataset.std,
             device=self.device,

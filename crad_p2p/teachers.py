@@ -18,8 +18,11 @@ from torch import Tensor, nn
 
 from crad_p2p.data.epoch import LocalEpoch
 
-#: Called with (batches done, batches in all).
+#: Called with (steps done, steps in all).
 Progress = Callable[[int, int], None]
+
+#: Pixels of one forward pass without gradients: 64 images of 32x32. Less wastes calls, more leaves the cache.
+_INFERENCE_PIXELS = 64 * 32 * 32
 
 
 class PosteriorStore:
@@ -38,16 +41,32 @@ class PosteriorStore:
         self._maps: dict[int, np.ndarray] = {}
 
     @torch.no_grad()
-    def run(self, peer: int, teacher: nn.Module, temperature: float, progress: Progress = lambda *_: None) -> None:
-        """Run one teacher over the epoch, in eval mode, and keep softmax(logits / temperature)."""
+    def run(
+        self,
+        peer: int,
+        teacher: nn.Module,
+        temperature: float,
+        *,
+        batch_size: int | None = None,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        """Run one teacher over the epoch, in eval mode, and keep softmax(logits / temperature).
+
+        Args:
+            batch_size: samples of one forward pass, by default :func:`inference_batch`. Frozen batch norm makes the
+                samples of a batch independent, so it changes the result by rounding only.
+        """
         teacher.eval()
-        shape = (len(self._epoch.labels), self._classes)
+        count = len(self._epoch.labels)
+        step = batch_size or inference_batch(self._epoch.images)
+        shape = (count, self._classes)
         partial = self._folder / f"{peer}.partial"
         posteriors = np.memmap(partial, np.float32, "w+", shape=shape)
-        for index, batch in enumerate(self._epoch.batches):
+        for start in range(0, count, step):
+            batch = slice(start, min(start + step, count))
             logits = teacher(self._epoch.pixels(batch))
             posteriors[batch] = posterior_of_logits(logits, temperature).cpu().numpy()
-            progress(index + 1, len(self._epoch.batches))
+            progress(batch.stop, count)
         posteriors.flush()
         path = partial.rename(self._folder / f"{peer}.f32")
         self._maps[peer] = np.memmap(path, np.float32, "r", shape=shape)
@@ -60,6 +79,11 @@ class PosteriorStore:
         """Forget and delete the posteriors."""
         self._maps.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def inference_batch(images: Tensor | np.ndarray) -> int:
+    """Samples of one forward pass without gradients, for images [n, C, H, W]."""
+    return max(1, _INFERENCE_PIXELS // (images.shape[2] * images.shape[3]))
 
 
 def posterior_of_logits(logits: Tensor, temperature: float) -> Tensor:

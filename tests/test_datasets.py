@@ -227,7 +227,9 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     for content in (b"", b"hello, world", pickle.dumps({"train_images": 1})):
         path.write_bytes(content)
-        assert f"{path}: cannot be read as an .npz file" in refusal(f"npz:{path}")
+        sentence = refusal(f"npz:{path}")
+        assert f"{path}: cannot be read as an .npz file" in sentence
+        assert "allow_pickle" not in sentence  # numpy advises it
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
     assert "single array" in refusal(f"npz:{path}")

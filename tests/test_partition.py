@@ -90,7 +90,7 @@ def test_refused_at_once_where_there_are_too_few_samples() -> None:
         draw(balanced(10, 9), 10, 0.3)
     for part in ("min_size 10", "10 peers", "90 samples", "100 are needed", "alpha 0.3"):
         assert part in str(caught.value)
-    assert len(draw(balanced(10, 10), 1, 0.3)) == 1
+    assert list(map(len, draw(balanced(1, 10), 1, 0.3))) == [10]  # exactly enough
 
 
 def test_gives_up_after_a_hundred_draws() -> None:

@@ -325,8 +325,9 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, one line without full stop, to stand in brackets."""
+    """What went wrong, one sentence without full stop, to stand in brackets."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    # One sentence: numpy goes on to advise allow_pickle.
+    return lines[0].partition(". ")[0].rstrip(".") if lines else type(error).__name__

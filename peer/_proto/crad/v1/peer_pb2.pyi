@@ -1,0 +1,85 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloRequest(_message.Message):
+    __slots__ = ("peer", "software", "agreed")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    software: str
+    agreed: bytes
+    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("peer", "software", "agreed")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    software: str
+    agreed: bytes
+    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PeerState(_message.Message):
+    __slots__ = ("round", "collected", "leaving", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    collected: int
+    leaving: bool
+    phase: str
+    step: int
+    steps: int
+    explanation: str
+    validation_accuracy: float
+    global_accuracy: float
+    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., leaving: bool = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+
+class GetManifestRequest(_message.Message):
+    __slots__ = ("peer", "round")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    round: int
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class GetManifestReply(_message.Message):
+    __slots__ = ("document",)
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    document: bytes
+    def __init__(self, document: _Optional[bytes] = ...) -> None: ...
+
+class GetSnapshotRequest(_message.Message):
+    __slots__ = ("peer", "round", "sha256", "offset")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    peer: int
+    round: int
+    sha256: str
+    offset: int
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...

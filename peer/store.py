@@ -1,0 +1,208 @@
+"""The state directory: own rounds, committed by a rename, and what has been received of others.
+
+    lock                        held while a service runs
+    federation.json             whose state this is: peer id and the agreed fields
+    rounds/000012/              snapshot.safetensors, checkpoint.safetensors, manifest.json, record.json
+    received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
+    best.json                   the best round of those that everybody has published
+    history.jsonl, result.json  for the user
+
+A round directory appears under its name only when whole and durable. Rounds P and P-1 and the best one are kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Manifest
+from crad_p2p.results import BestRound, RoundRecord, write_whole
+
+SNAPSHOT = "snapshot.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
+MANIFEST = "manifest.json"
+RECORD = "record.json"
+
+
+class Store:
+    """Files of one peer. Methods block on the disk; the service calls those that write much in a thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._rounds = root / "rounds"
+        self._received = root / "received"
+        self._lock_fd = -1
+
+    # --- opening ---------------------------------------------------------------------------------------------------
+
+    def open(self, federation: Federation, peer_id: int) -> None:
+        """Take the lock, check whose state this is, and clear away what a killed process left half done.
+
+        Raises:
+            AlreadyRunningError: another service holds the directory.
+            ConfigurationError: the directory cannot be written, or belongs to another peer or federation.
+        """
+        try:
+            self._rounds.mkdir(parents=True, exist_ok=True)
+            self._received.mkdir(exist_ok=True)
+            self._lock_fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"state directory {self.root}: cannot be written ({error.strerror}); choose another with --state-dir"
+            ) from None
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock_fd, 32, 0).decode() or "unknown"
+            raise AlreadyRunningError(
+                f"peer {peer_id} is already running on state directory {self.root} (process {holder}); end that process, "
+                f"or give this one another --state-dir"
+            ) from None
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
+        self._check_owner(federation, peer_id)
+        for leftover in self._rounds.glob(".staging-*"):
+            shutil.rmtree(leftover)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _check_owner(self, federation: Federation, peer_id: int) -> None:
+        path = self.root / "federation.json"
+        mine = {"peer": peer_id, "agreed": federation.agreed()}
+        if not path.exists():
+            write_whole(path, json.dumps(mine, indent=1) + "\n")
+            return
+        stored = json.loads(path.read_text())
+        found, expected = ({"peer id": tree["peer"], **tree["agreed"]} for tree in (stored, mine))
+        if difference := describe_difference(found, expected, "the state directory", "the federation file"):
+            raise ConfigurationError(
+                f"state directory {self.root} belongs to another run: {difference}; continue with the same settings, or "
+                f"choose another --state-dir"
+            )
+
+    # --- own rounds ------------------------------------------------------------------------------------------------
+
+    def last_round(self) -> int:
+        """Highest committed round, -1 for none."""
+        return max((int(path.name) for path in self._rounds.iterdir() if path.name.isdigit()), default=-1)
+
+    def round_dir(self, number: int) -> Path:
+        """Where a committed round lies (or would lie)."""
+        return self._rounds / f"{number:06d}"
+
+    def staging_dir(self, number: int) -> Path:
+        """An empty directory for the files of a round that is not committed yet."""
+        path = self._rounds / f".staging-{number:06d}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def manifest(self, number: int) -> Manifest:
+        """Manifest of a committed round."""
+        return Manifest.from_bytes((self.round_dir(number) / MANIFEST).read_bytes())
+
+    def commit(self, staging: Path, manifest: Manifest, record: RoundRecord) -> None:
+        """Make a round durable, then visible: the rename is the commit point.
+
+        Raises:
+            IncompleteError: the disk is full or failed; the last committed round is untouched.
+        """
+        try:
+            (staging / MANIFEST).write_bytes(manifest.to_bytes())
+            (staging / RECORD).write_text(record.to_line())
+            for path in staging.iterdir():
+                _fsync(path)
+            _fsync(staging)
+            staging.rename(self.round_dir(manifest.round))
+            _fsync(self._rounds)
+        except OSError as error:
+            raise IncompleteError(
+                f"round {manifest.round} could not be written to {self.root} ({error.strerror}); all earlier rounds are "
+                f"safe: mend the disk and start the same command again to continue"
+            ) from None
+
+    def prune(self, keep: Iterable[int], received_from: int) -> None:
+        """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``."""
+        kept = {self.round_dir(number).name for number in keep}
+        old = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
+        old += [path for path in self._received.iterdir() if int(path.name) < received_from]
+        for path in old:
+            shutil.rmtree(path)
+
+    # --- received rounds -------------------------------------------------------------------------------------------
+
+    def received_manifest_path(self, peer: int, number: int) -> Path:
+        return self._received_dir(number) / f"{peer}.json"
+
+    def received_snapshot_path(self, peer: int, number: int) -> Path:
+        """Final place of a checked snapshot; ``.partial`` takes its suffix until then."""
+        return self._received_dir(number) / f"{peer}.safetensors"
+
+    def _received_dir(self, number: int) -> Path:
+        path = self._received / f"{number:06d}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    # --- best round and history ------------------------------------------------------------------------------------
+
+    def load_best(self) -> BestRound:
+        """The best round as it was last saved."""
+        path = self.root / "best.json"
+        return BestRound(**json.loads(path.read_text())) if path.exists() else BestRound()
+
+    def save_best(self, best: BestRound) -> None:
+        write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
+
+    def record_history(self) -> None:
+        """Bring history.jsonl up to the last committed round.
+
+        The line of a round is committed with it; a process killed after the rename and before the append left it out.
+        """
+        path = self.root / "history.jsonl"
+        known = self.history()
+        last = known[-1].round if known else 0
+        with path.open("a") as file:
+            for number in range(last + 1, self.last_round() + 1):
+                file.write((self.round_dir(number) / RECORD).read_text())
+
+    def history(self) -> list[RoundRecord]:
+        """All rounds of this peer, ascending."""
+        path = self.root / "history.jsonl"
+        if not path.exists():
+            return []
+        whole_lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [RoundRecord.from_line(line) for line in whole_lines]
+
+
+def describe_difference(found: dict[str, Any], expected: dict[str, Any], there: str, here: str) -> str | None:
+    """The first field in which two sets of agreed fields differ, with both values; None if they do not."""
+    absent = object()
+    for name in sorted(found.keys() | expected.keys()):
+        theirs, ours = found.get(name, absent), expected.get(name, absent)
+        if theirs != ours:
+            values = [
+                f"{'absent' if v is absent else json.dumps(v)} in {place}"
+                for v, place in ((theirs, there), (ours, here))
+            ]
+            return f"{name} is {values[0]} and {values[1]}"
+    return None
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
