@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from crad_p2p import weights
 from crad_p2p.aggregation import Aggregation, aggregate
@@ -25,7 +25,7 @@ from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.statistics import measure
-from crad_p2p.teachers import PosteriorStore, inference_batch, posterior_of_logits
+from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterior_of_logits
 
 #: Called with (phase, steps done, steps in all).
 PhaseProgress = Callable[[str, int, int], None]
@@ -79,7 +79,8 @@ class Client:
         self._epoch: LocalEpoch | None = None
         self._posteriors: PosteriorStore | None = None
         self._teachers: dict[int, Manifest] = {}
-        self.model = self._new_model(self.arch)
+        self._skeletons: dict[str, nn.Module] = {}
+        self.model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0], device=device)
         self._optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=federation.training.learning_rate,
@@ -107,7 +108,9 @@ class Client:
         Raises:
             SnapshotError: the files do not fit this client's architecture.
         """
-        weights.load_into(self.model, weights.decode(snapshot))
+        tensors = weights.decode(snapshot)
+        weights.check_values(tensors)
+        self.model.load_state_dict(tensors)
         momentum = weights.decode(checkpoint)
         self._optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
@@ -139,8 +142,7 @@ class Client:
             SnapshotError: the snapshot must not be used; the round goes on without it.
         """
         _, posteriors = self._opened()
-        teacher = self._new_model(manifest.arch)
-        weights.load_into(teacher, weights.decode(snapshot))
+        teacher = self._frozen(manifest.arch, snapshot)
         weights.probe(teacher, self._image_shape, self.device)
         posteriors.run(
             manifest.peer,
@@ -173,6 +175,7 @@ class Client:
     def validate(self) -> ClassStatistics:
         """Class statistics of the model as it is now, on the validation half of the held-out samples."""
         self._progress("validate", 0, 1)
+        self.model.eval()
         return measure(self.model, self._validation, self.classes)
 
     def snapshot(self) -> bytes:
@@ -193,8 +196,7 @@ class Client:
     def evaluate(self, snapshot: bytes) -> Evaluation:
         """Accuracy of one of this client's snapshots on the global test set and on its own test samples."""
         self._progress("evaluate", 0, 1)
-        model = self._new_model(self.arch)
-        weights.load_into(model, weights.decode(snapshot))
+        model = self._frozen(self.arch, snapshot)
         everywhere = measure(model, self._global_test, self.classes)
         here = measure(model, self._test, self.classes)
         per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
@@ -234,8 +236,15 @@ class Client:
 
         return targets
 
-    def _new_model(self, arch: str) -> torch.nn.Module:
-        return build_model(arch, classes=self.classes, channels=self._image_shape[0], device=self.device)
+    def _frozen(self, arch: str, snapshot: bytes) -> Forward:
+        tensors = weights.decode(snapshot)
+        weights.check_values(tensors)
+        if arch not in self._skeletons:
+            self._skeletons[arch] = build_model(
+                arch, classes=self.classes, channels=self._image_shape[0], device="meta"
+            )
+        on_device = {name: value.to(self.device) for name, value in tensors.items()}
+        return weights.as_function(self._skeletons[arch], on_device)
 
     def _opened(self) -> tuple[LocalEpoch, PosteriorStore]:
         if self._epoch is None or self._posteriors is None:

@@ -207,6 +207,10 @@ class Federation(_Model):
             return ()
         return tuple(other for other in self.ids if other != peer_id)
 
+    def evaluates_after(self, round_number: int) -> bool:
+        """Whether the global test set is due: every ``evaluate_every`` rounds, and after the last."""
+        return round_number > 0 and (round_number % self.training.evaluate_every == 0 or round_number == self.rounds)
+
     def agreed(self) -> dict[str, Any]:
         """The fields that all peers must have alike, flat: ``{"method.temperature": 3.0, "peers.0.arch": …}``.
 

@@ -134,15 +134,15 @@ def mean_validation_accuracy(statistics: Sequence[ClassStatistics]) -> float | N
     return mean(each.accuracy for each in statistics)
 
 
+@dataclass
 class BestRound:
     """The common round to report: the first with the highest mean validation accuracy, of rounds 1 to R.
 
     Every peer computes it from the same manifests, so all choose the same without a word.
     """
 
-    def __init__(self) -> None:
-        self.round: int | None = None
-        self.accuracy: float | None = None
+    round: int | None = None
+    accuracy: float | None = None
 
     def offer(self, manifests: Sequence[Manifest]) -> bool:
         """Consider one round's manifests, one of every peer; True if that round is now the best.

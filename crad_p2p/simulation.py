@@ -145,7 +145,7 @@ class _Simulation:
         clock.append(time.monotonic())
         published = self._publish(client, teachers)
         accuracy = None
-        if evaluate_now(self._federation, client.round):
+        if self._federation.evaluates_after(client.round):
             accuracy = client.evaluate(published.snapshot).global_accuracy
         clock.append(time.monotonic())
         record = RoundRecord(
@@ -194,8 +194,3 @@ class _Simulation:
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         return total((record for record in self._history if record.peer == client.id), result)
-
-
-def evaluate_now(federation: Federation, round_number: int) -> bool:
-    """Whether the global test set is due: every ``evaluate_every`` rounds and after the last."""
-    return round_number % federation.training.evaluate_every == 0 or round_number == federation.rounds

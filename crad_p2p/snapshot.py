@@ -13,6 +13,10 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+#: Files of a round in its directory.
+SNAPSHOT_FILE = "snapshot.safetensors"
+CHECKPOINT_FILE = "checkpoint.safetensors"
+
 #: Enough for several thousand tensors; the safetensors library itself would accept 100 MB.
 MAX_HEADER_BYTES = 1 << 20
 _ITEM_BYTES = {"F32": 4, "I64": 8}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crad_p2p.data.epoch import LocalEpoch
 from crad_p2p.manifest import ClassStatistics
+from crad_p2p.teachers import Forward
 
 #: Keeps 1/variance finite; Agresti-Coull keeps the variance above zero by itself, so it never matters in practice.
 EPSILON = 1e-12
@@ -31,10 +32,8 @@ def precision(counts: Tensor, hits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, samples: LocalEpoch, classes: int) -> ClassStatistics:
-    """Count n, h and p of every class, with the model in eval mode on un-augmented samples."""
-    was_training = model.training
-    model.eval()
+def measure(model: Forward, samples: LocalEpoch, classes: int) -> ClassStatistics:
+    """Count n, h and p of every class, for a model in eval mode on un-augmented samples."""
     counts = torch.zeros(classes, dtype=torch.int64)
     hits, predicted = counts.clone(), counts.clone()
     for batch in samples.batches:
@@ -43,7 +42,6 @@ def measure(model: nn.Module, samples: LocalEpoch, classes: int) -> ClassStatist
         counts += torch.bincount(labels, minlength=classes)
         hits += torch.bincount(labels[guess == labels], minlength=classes)
         predicted += torch.bincount(guess, minlength=classes)
-    model.train(was_training)
     return ClassStatistics(
         counts=tuple(counts.tolist()), hits=tuple(hits.tolist()), predicted=tuple(predicted.tolist())
     )

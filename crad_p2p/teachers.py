@@ -14,12 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crad_p2p.data.epoch import LocalEpoch
 
 #: Called with (steps done, steps in all).
 Progress = Callable[[int, int], None]
+
+#: Pixels float32 [B, C, H, W] to logits [B, classes].
+Forward = Callable[[Tensor], Tensor]
 
 #: Pixels of one forward pass without gradients: 64 images of 32x32. Less wastes calls, more leaves the cache.
 _INFERENCE_PIXELS = 64 * 32 * 32
@@ -29,7 +32,7 @@ class PosteriorStore:
     """The teachers' posteriors over one local epoch, float32 [samples, classes] in one file a teacher.
 
     They live in files, read back batch by batch through a memory map, so that memory grows neither with the number of
-    teachers nor with the shard. A file appears under its name only when complete.
+    teachers nor with the shard.
     """
 
     def __init__(self, folder: Path, epoch: LocalEpoch, classes: int) -> None:
@@ -44,32 +47,29 @@ class PosteriorStore:
     def run(
         self,
         peer: int,
-        teacher: nn.Module,
+        teacher: Forward,
         temperature: float,
         *,
         batch_size: int | None = None,
         progress: Progress = lambda *_: None,
     ) -> None:
-        """Run one teacher over the epoch, in eval mode, and keep softmax(logits / temperature).
+        """Run one teacher over the epoch and keep softmax(logits / temperature).
 
         Args:
+            teacher: a frozen model in eval mode.
             batch_size: samples of one forward pass, by default :func:`inference_batch`. Frozen batch norm makes the
                 samples of a batch independent, so it changes the result by rounding only.
         """
-        teacher.eval()
         count = len(self._epoch.labels)
         step = batch_size or inference_batch(self._epoch.images)
-        shape = (count, self._classes)
-        partial = self._folder / f"{peer}.partial"
-        posteriors = np.memmap(partial, np.float32, "w+", shape=shape)
-        for start in range(0, count, step):
-            batch = slice(start, min(start + step, count))
-            logits = teacher(self._epoch.pixels(batch))
-            posteriors[batch] = posterior_of_logits(logits, temperature).cpu().numpy()
-            progress(batch.stop, count)
-        posteriors.flush()
-        path = partial.rename(self._folder / f"{peer}.f32")
-        self._maps[peer] = np.memmap(path, np.float32, "r", shape=shape)
+        path = self._folder / f"{peer}.f32"
+        with path.open("wb") as file:
+            for start in range(0, count, step):
+                batch = slice(start, min(start + step, count))
+                logits = teacher(self._epoch.pixels(batch))
+                file.write(posterior_of_logits(logits, temperature).cpu().numpy().tobytes())
+                progress(batch.stop, count)
+        self._maps[peer] = np.memmap(path, np.float32, "r", shape=(count, self._classes))
 
     def batch(self, peers: Sequence[int], batch: slice) -> Tensor:
         """Posteriors of some teachers on one batch, in the order of ``peers``: float32 [J, B, C] on the CPU."""

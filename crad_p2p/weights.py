@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import safetensors
 import safetensors.torch
 import torch
@@ -30,19 +32,6 @@ def decode(snapshot: bytes) -> dict[str, Tensor]:
         raise SnapshotError(f"not a safetensors file: {error}") from None
 
 
-def load_into(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors into a model of exactly this layout, after :func:`check_values`.
-
-    Raises:
-        SnapshotError: a value that no healthy model has, or a layout that is not the model's.
-    """
-    check_values(tensors)
-    try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
-        raise SnapshotError(f"snapshot does not fit its architecture: {error}") from None
-
-
 def check_values(tensors: dict[str, Tensor]) -> None:
     """Refuse values that would poison a forward pass, some of them silently.
 
@@ -60,16 +49,35 @@ def check_values(tensors: dict[str, Tensor]) -> None:
             raise SnapshotError(f"tensor '{name}' holds a negative count")
 
 
-def probe(model: nn.Module, shape: tuple[int, int, int], device: torch.device) -> None:
+def as_function(skeleton: nn.Module, tensors: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """A model that computes with these tensors, without copying them into a module.
+
+    Args:
+        skeleton: a module of the architecture, its own tensors never used (device ``meta``); in eval mode here.
+    """
+    skeleton.eval()
+
+    def forward(pixels: Tensor) -> Tensor:
+        logits: Tensor = torch.func.functional_call(skeleton, tensors, (pixels,), strict=True)
+        return logits
+
+    return forward
+
+
+def probe(teacher: Callable[[Tensor], Tensor], shape: tuple[int, int, int], device: torch.device) -> None:
     """Run two images of noise through a teacher.
 
     Args:
         shape: channels, height and width of one image.
 
     Raises:
-        SnapshotError: logits are not finite.
+        SnapshotError: the tensors do not fit the architecture, or logits are not finite.
     """
     pixels = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(device)
-    with torch.no_grad():
-        if not bool(torch.isfinite(model(pixels)).all()):
-            raise SnapshotError("a probe batch gives logits that are not finite")
+    try:
+        with torch.no_grad():
+            logits = teacher(pixels)
+    except RuntimeError as error:
+        raise SnapshotError(f"snapshot does not fit its architecture: {error}") from None
+    if not bool(torch.isfinite(logits).all()):
+        raise SnapshotError("a probe batch gives logits that are not finite")

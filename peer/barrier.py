@@ -1,11 +1,11 @@
 """When a round opens: a state machine without clock, socket, file or randomness.
 
 Events go in, decisions come out, and equal events give equal decisions. With P the highest round this peer has durably
-published, the rule of policy ``all`` is: train round P+1 only with the round-P snapshot of every other peer. It follows that no
-two peers are ever more than one round apart, and that nobody needs a round older than another's P-1.
+published, the rule of policy ``all`` is: train round P+1 only with the round-P snapshot of every other peer. It
+follows that no two peers are ever more than one round apart, and that nobody needs a round older than another's P-1.
 
-Rounds in which nobody teaches (method ``local``, warm-up) wait for the manifests of round P all the same, so the rule about distance
-holds for every method and all peers can choose the same best round.
+Rounds in which nobody teaches (method ``local``, warm-up) wait for the manifests of round P all the same, so the rule
+about distance holds for every method and all peers can choose the same best round.
 """
 
 from __future__ import annotations
@@ -223,7 +223,6 @@ class Barrier:
         self._manifests: set[int] = set()
         self._snapshots: dict[int, None] = {}  # a set that keeps the order of arrival
         self._asked: set[Decision] = set()
-        self._finished = False
         self._reset_learner_work()
 
     def _forget_learner(self) -> None:
@@ -235,6 +234,7 @@ class Barrier:
         self._given: set[int] = set()
         self._taught: dict[int, bool] = {}
         self._training = False
+        self._finished = False
 
     def _decide(self) -> list[Decision]:
         if self.published < 0:

@@ -16,18 +16,17 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import Manifest
-from crad_p2p.results import BestRound, RoundRecord, write_whole
+from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
 
-SNAPSHOT = "snapshot.safetensors"
-CHECKPOINT = "checkpoint.safetensors"
 MANIFEST = "manifest.json"
 RECORD = "record.json"
 
@@ -63,7 +62,8 @@ class Store:
         except BlockingIOError:
             holder = os.pread(self._lock_fd, 32, 0).decode() or "unknown"
             raise AlreadyRunningError(
-                f"peer {peer_id} is already running on state directory {self.root} (process {holder}); end that process, "
+                f"peer {peer_id} is already running on state directory {self.root} (process {holder}); end that "
+                f"process, "
                 f"or give this one another --state-dir"
             ) from None
         os.ftruncate(self._lock_fd, 0)
@@ -85,10 +85,11 @@ class Store:
             write_whole(path, json.dumps(mine, indent=1) + "\n")
             return
         stored = json.loads(path.read_text())
-        found, expected = ({"peer id": tree["peer"], **tree["agreed"]} for tree in (stored, mine))
+        found, expected = {"peer id": stored["peer"], **stored["agreed"]}, {"peer id": peer_id, **federation.agreed()}
         if difference := describe_difference(found, expected, "the state directory", "the federation file"):
             raise ConfigurationError(
-                f"state directory {self.root} belongs to another run: {difference}; continue with the same settings, or "
+                f"state directory {self.root} belongs to another run: {difference}; continue with the same "
+                f"settings, or "
                 f"choose another --state-dir"
             )
 
@@ -116,20 +117,25 @@ class Store:
     def commit(self, staging: Path, manifest: Manifest, record: RoundRecord) -> None:
         """Make a round durable, then visible: the rename is the commit point.
 
+        ``record`` gets the seconds that the bulk of the files took to become durable.
+
         Raises:
             IncompleteError: the disk is full or failed; the last committed round is untouched.
         """
+        start = time.monotonic()
         try:
-            (staging / MANIFEST).write_bytes(manifest.to_bytes())
-            (staging / RECORD).write_text(record.to_line())
             for path in staging.iterdir():
                 _fsync(path)
+            seconds = replace(record.seconds, commit=time.monotonic() - start)
+            _write_durably(staging / MANIFEST, manifest.to_bytes())
+            _write_durably(staging / RECORD, replace(record, seconds=seconds).to_line().encode())
             _fsync(staging)
             staging.rename(self.round_dir(manifest.round))
             _fsync(self._rounds)
         except OSError as error:
             raise IncompleteError(
-                f"round {manifest.round} could not be written to {self.root} ({error.strerror}); all earlier rounds are "
+                f"round {manifest.round} could not be written to {self.root} ({error.strerror}); all earlier "
+                f"rounds are "
                 f"safe: mend the disk and start the same command again to continue"
             ) from None
 
@@ -165,25 +171,32 @@ class Store:
     def save_best(self, best: BestRound) -> None:
         write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
 
+    def save_result(self, result: PeerResult, best_round: int | None) -> None:
+        """Write result.json: this peer's entry for summary.json, and the common best round."""
+        write_whole(
+            self.root / "result.json", json.dumps({"best_round": best_round, **asdict(result)}, indent=1) + "\n"
+        )
+
     def record_history(self) -> None:
         """Bring history.jsonl up to the last committed round.
 
         The line of a round is committed with it; a process killed after the rename and before the append left it out.
         """
         path = self.root / "history.jsonl"
-        known = self.history()
-        last = known[-1].round if known else 0
-        with path.open("a") as file:
-            for number in range(last + 1, self.last_round() + 1):
-                file.write((self.round_dir(number) / RECORD).read_text())
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # a killed process can leave half a line
+        last = RoundRecord.from_line(whole.splitlines()[-1]).round if whole else 0
+        missing = range(last + 1, self.last_round() + 1)
+        if missing or whole != text:
+            whole += "".join((self.round_dir(number) / RECORD).read_text() for number in missing)
+            write_whole(path, whole)
 
     def history(self) -> list[RoundRecord]:
         """All rounds of this peer, ascending."""
         path = self.root / "history.jsonl"
         if not path.exists():
             return []
-        whole_lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [RoundRecord.from_line(line) for line in whole_lines]
+        return [RoundRecord.from_line(line) for line in path.read_text().splitlines()]
 
 
 def describe_difference(found: dict[str, Any], expected: dict[str, Any], there: str, here: str) -> str | None:
@@ -198,6 +211,11 @@ def describe_difference(found: dict[str, Any], expected: dict[str, Any], there: 
             ]
             return f"{name} is {values[0]} and {values[1]}"
     return None
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    _fsync(path)
 
 
 def _fsync(path: Path) -> None:

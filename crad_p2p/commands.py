@@ -1,0 +1,20 @@
+"""How a command ends: with an exit code, and one sentence where something is wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from crad_p2p.errors import CradError, ExitCode
+
+
+def run_command(app: typer.Typer, name: str) -> NoReturn:
+    """Run a typer app and leave the process with its exit code."""
+    try:
+        app(prog_name=name)
+    except CradError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(ExitCode.COMPLETE)

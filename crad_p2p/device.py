@@ -1,0 +1,28 @@
+"""Which device a learner computes on."""
+
+from __future__ import annotations
+
+import torch
+
+from crad_p2p.errors import ConfigurationError
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is CUDA, then MPS, then CPU; anything else is taken as given.
+
+    Raises:
+        ConfigurationError: no such device on this machine.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"--device {name}: cannot be used ({reason}); use auto, cpu, cuda, cuda:1 or mps"
+        ) from None
+    return device

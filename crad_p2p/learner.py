@@ -1,0 +1,219 @@
+"""The learner process: one client, driven by messages of one JSON object a line. Imports no grpc.
+
+Commands come on standard input, events go to what was standard output; the two sides exchange file paths, never
+tensors. When standard
+input ends, the service is gone, and the process ends at once, wherever it is: nothing it has not reported counts.
+
+    command                                                       answer
+    {"do": "initialise", "folder": F}                             trained
+    {"do": "restore", "round": r, "folder": F}                    restored
+    {"do": "open"}                                                (none)
+    {"do": "teach", "manifest": PATH, "snapshot": PATH}           taught
+    {"do": "train", "teachers": [ids], "folder": F}               trained
+    {"do": "evaluate", "snapshot": PATH}                          evaluated
+
+Before the first command it reports ``ready``; in between ``progress``; and ``failed`` before it ends with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from crad_p2p.architectures import layout_of
+from crad_p2p.client import Client
+from crad_p2p.data.datasets import load_dataset
+from crad_p2p.data.partition import make_splits
+from crad_p2p.device import resolve_device
+from crad_p2p.distillation import EpochLog
+from crad_p2p.errors import CradError, ExitCode
+from crad_p2p.federation import Federation, load_federation
+from crad_p2p.manifest import Manifest
+from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
+
+#: Seconds between two progress events of one phase.
+_PROGRESS_INTERVAL = 0.2
+
+
+class Learner:
+    """Carries out commands on a :class:`Client`."""
+
+    def __init__(self, federation: Federation, client: Client, events: TextIO) -> None:
+        self._federation = federation
+        self._client = client
+        self._events = events
+        self._teacher_seconds = 0.0
+        self._last_progress = ("", 0.0)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Send one event."""
+        self._events.write(json.dumps({"event": event, **fields}) + "\n")
+        self._events.flush()
+
+    def progress(self, phase: str, step: int, steps: int) -> None:
+        """Report progress, not too often, but each new phase and its last step."""
+        now = time.monotonic()
+        last_phase, last_time = self._last_progress
+        if phase != last_phase or step == steps or now - last_time >= _PROGRESS_INTERVAL:
+            self._last_progress = (phase, now)
+            self.emit("progress", phase=phase, step=step, steps=steps)
+
+    def carry_out(self, command: dict[str, Any]) -> None:
+        """Run one command to its end."""
+        match command["do"]:
+            case "initialise":
+                self._client.initialise()
+                self._finish_round(EpochLog(), 0.0, Path(command["folder"]))
+            case "restore":
+                folder = Path(command["folder"])
+                snapshot, checkpoint = ((folder / name).read_bytes() for name in (SNAPSHOT_FILE, CHECKPOINT_FILE))
+                self._client.restore(command["round"], snapshot, checkpoint)
+                self.emit("restored")
+            case "open":
+                self._client.open_round()
+                self._teacher_seconds = 0.0
+            case "teach":
+                self._teach(Manifest.from_bytes(Path(command["manifest"]).read_bytes()), Path(command["snapshot"]))
+            case "train":
+                start = time.monotonic()
+                log = self._client.train(command["teachers"])
+                self._finish_round(log, time.monotonic() - start, Path(command["folder"]))
+            case "evaluate":
+                evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
+                self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=_peak_rss())
+
+    def _teach(self, manifest: Manifest, path: Path) -> None:
+        start = time.monotonic()
+        reason = None
+        try:
+            self._client.teach(manifest, path.read_bytes())
+        except SnapshotError as error:
+            reason = str(error)
+        self._teacher_seconds += time.monotonic() - start
+        self.emit("taught", peer=manifest.peer, round=manifest.round, usable=reason is None, reason=reason)
+
+    def _finish_round(self, log: EpochLog, train_seconds: float, folder: Path) -> None:
+        start = time.monotonic()
+        statistics = self._client.validate()
+        snapshot = self._client.snapshot()
+        (folder / SNAPSHOT_FILE).write_bytes(snapshot)
+        (folder / CHECKPOINT_FILE).write_bytes(self._client.checkpoint())
+        number = self._client.round
+        due = self._federation.evaluates_after(number)
+        self.emit(
+            "trained",
+            round=number,
+            folder=str(folder),
+            size=len(snapshot),
+            sha256=hashlib.sha256(snapshot).hexdigest(),
+            statistics=statistics.model_dump(),
+            global_accuracy=self._client.evaluate(snapshot).global_accuracy if due else None,
+            log=asdict(log),
+            seconds={
+                "teachers": self._teacher_seconds,
+                "train": train_seconds,
+                "validate": time.monotonic() - start,
+            },
+            peak_rss_bytes=_peak_rss(),
+        )
+
+
+def main() -> None:
+    """Entry point of the process; started by the service, never by hand."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--id", type=int, required=True)
+    parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
+    events = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a stray print must not look like an event
+    commands = _read_commands()
+    try:
+        run(arguments, events, commands)
+    except CradError as error:
+        print(
+            json.dumps({"event": "failed", "exit_code": error.exit_code, "message": str(error)}),
+            file=events,
+            flush=True,
+        )
+        sys.exit(error.exit_code)
+    except torch.OutOfMemoryError as error:
+        message = f"out of memory on {arguments.device}: {error}; use a smaller batch or architecture, or --device cpu"
+        print(json.dumps({"event": "failed", "exit_code": ExitCode.LEARNER_FAILED, "message": message}), file=events)
+        sys.exit(ExitCode.LEARNER_FAILED)
+
+
+def run(arguments: argparse.Namespace, events: TextIO, commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Load everything, report ``ready``, then carry out commands for ever."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    federation = load_federation(arguments.peers, arguments.data_dir)
+    device = resolve_device(arguments.device)
+    data_dir = arguments.data_dir or arguments.peers.parent
+    dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir)
+    splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
+
+    def progress(phase: str, step: int, steps: int) -> None:
+        learner.progress(phase, step, steps)
+
+    client = Client(
+        federation,
+        arguments.id,
+        dataset,
+        splits[arguments.id],
+        device=device,
+        folder=arguments.scratch,
+        progress=progress,
+    )
+    learner = Learner(federation, client, events)
+    classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
+    learner.emit(
+        "ready",
+        train_samples=client.train_samples,
+        classes=classes,
+        device=str(device),
+        layouts={
+            peer.arch: layout_to_json(layout_of(peer.arch, classes=classes, channels=channels))
+            for peer in federation.peers
+        },
+    )
+    while True:
+        learner.carry_out(commands.get())
+
+
+def _read_commands() -> queue.SimpleQueue[dict[str, Any]]:
+    """Read standard input in a thread, so that its end is noticed in the middle of a step."""
+    commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return commands
+
+
+def _peak_rss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""``crad-peer``: run one peer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from crad_p2p import __version__
+from crad_p2p.commands import run_command
+from crad_p2p.federation import load_federation
+
+app = typer.Typer(add_completion=False)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"crad-peer {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def peer(
+    peer_id: Annotated[int, typer.Option("--id", help="Which peer of the file this is.", envvar="CRAD_ID")],
+    peers: Annotated[Path, typer.Option(help="The federation file, alike on every host.", envvar="CRAD_PEERS")],
+    listen: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT to serve on; by default this peer's address in the file.", envvar="CRAD_LISTEN"),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where rounds are kept; by default crad-state/ID here.", envvar="CRAD_STATE_DIR"),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the data set's files are; by default the file's folder.", envvar="CRAD_DATA_DIR"),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", envvar="CRAD_DEVICE")
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of the learner; by default torch's choice.", envvar="CRAD_THREADS"),
+    ] = None,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="One line an event, for people or programs.", envvar="CRAD_LOG_FORMAT"),
+    ] = "text",
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Run one peer of a federation: train on the images here, and learn from the other peers' models.
+
+    Stopped in any way, the same command continues after the last finished round.
+
+    Example: crad-peer --id 3 --peers peers.yaml
+    """
+    del version
+    from peer import log
+    from peer.node import Host, Node
+
+    log.configure(log_format, peer_id)
+    federation = load_federation(peers, data_dir)
+    host = Host(
+        peer_id=peer_id,
+        peers_file=peers,
+        listen=listen or federation.peer(peer_id).address,
+        state_dir=state_dir or Path("crad-state", str(peer_id)),
+        data_dir=data_dir,
+        device=device,
+        threads=threads,
+    )
+    asyncio.run(Node(federation, host).run())
+
+
+def main() -> None:
+    """Console entry point."""
+    run_command(app, "crad-peer")

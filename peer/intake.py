@@ -1,0 +1,59 @@
+"""The one place where bytes of another institution come in: its manifest and its snapshot file, checked before use.
+
+After these checks a snapshot has exactly the tensors of its announced architecture and the announced digest; the
+learner checks the values (``crad_p2p.weights``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Manifest
+from crad_p2p.snapshot import Layout, SnapshotError, check_file, largest_file
+
+
+class Intake:
+    """Checks for one federation.
+
+    Args:
+        layouts: of every architecture of the federation, as the learner reports them.
+        classes: length of the class statistics.
+    """
+
+    def __init__(self, federation: Federation, layouts: Mapping[str, Layout], classes: int) -> None:
+        self._federation = federation
+        self._digest = federation.digest()
+        self._layouts = layouts
+        self._classes = classes
+
+    def manifest(self, document: bytes, peer: int, number: int) -> Manifest:
+        """Parse a peer's manifest of the round that was asked for.
+
+        Raises:
+            SnapshotError: it is malformed, or of another run, peer, round, architecture, size or number of classes.
+        """
+        try:
+            manifest = Manifest.from_bytes(document)
+        except ValueError as error:
+            raise SnapshotError(str(error)) from None
+        arch = self._federation.peer(peer).arch
+        expected = {"run": self._digest, "peer": peer, "round": number, "arch": arch}
+        for name, value in expected.items():
+            if getattr(manifest, name) != value:
+                raise SnapshotError(f"manifest says {name} {getattr(manifest, name)}, expected {value}")
+        if len(manifest.statistics.counts) != self._classes:
+            found = len(manifest.statistics.counts)
+            raise SnapshotError(f"manifest has statistics of {found} classes, expected {self._classes}")
+        if manifest.size > largest_file(self._layouts[arch]):
+            raise SnapshotError(f"manifest announces {manifest.size} bytes, more than {arch} can have")
+        return manifest
+
+    def snapshot(self, path: Path, manifest: Manifest) -> None:
+        """Check a complete file against its manifest; reads all of it.
+
+        Raises:
+            SnapshotError: says what differs.
+        """
+        check_file(path, self._layouts[manifest.arch], size=manifest.size, sha256=manifest.sha256)

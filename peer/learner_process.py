@@ -1,0 +1,65 @@
+"""The learner as the service sees it: a child process that takes commands and sends events (``crad_p2p.learner``)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+#: Longest line of the learner; ``ready`` carries the layouts of all architectures.
+_LINE_BYTES = 16 << 20
+#: Seconds a learner has to end by itself before it is killed.
+_GRACE = 3.0
+
+
+class LearnerProcess:
+    """One run of the learner."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, arguments: Sequence[str]) -> LearnerProcess:
+        """Start it with these command-line arguments. Its standard error is the service's."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "crad_p2p.learner",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LINE_BYTES,
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, do: str, **fields: Any) -> None:
+        """Queue a command. A learner that is gone misses it, and its end is seen in :meth:`events`."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """What it says, until it ends."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            yield json.loads(line)
+
+    async def wait(self) -> int:
+        """Exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it: by closing its input, and by force if that is not enough."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _GRACE)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,243 @@
+"""The link to one other peer: says hello, watches it, and fetches what it has published. Reconnects until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from crad_p2p import __version__
+from crad_p2p.errors import IncompleteError, PeersDisagreeError
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Manifest
+from crad_p2p.snapshot import SnapshotError
+from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
+from peer.channels import CHUNK_BYTES, Waits, dial
+from peer.intake import Intake
+from peer.store import describe_difference
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
+
+
+class Link:
+    """One other peer, seen from here.
+
+    Args:
+        on_state: called with every state the peer sends.
+        on_connection: called with True when the link comes up and False when it goes down.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        own_id: int,
+        peer: int,
+        waits: Waits,
+        *,
+        on_state: Callable[[int, peer_pb2.PeerState], None],
+        on_connection: Callable[[int, bool], None],
+    ) -> None:
+        self.peer = peer
+        self.bytes_received = 0
+        self._address = federation.peer(peer).address
+        self._agreed = federation.agreed()
+        self._own_id = own_id
+        self._waits = waits
+        self._on_state = on_state
+        self._on_connection = on_connection
+        self._has_agreed = False
+        self._channel = dial(self._address)
+        self._stub = peer_pb2_grpc.PeerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def watch(self) -> None:
+        """Follow the peer's state; returns when it has left for good.
+
+        Raises:
+            PeersDisagreeError: it runs another federation or software.
+        """
+        async for attempt in _attempts():
+            try:
+                await self._hello()
+                self._on_connection(self.peer, True)
+                attempt.succeeded()
+                async for state in self._states():
+                    self._on_state(self.peer, state)
+                    if state.leaving:
+                        return
+                reason = "it ended the stream"
+            except _StrangerError as error:
+                reason = f"it was started with other settings: {error}"
+            except grpc.aio.AioRpcError as error:
+                reason = _describe(error)
+            except TimeoutError:
+                reason = f"nothing came for {self._waits.no_progress:g} s"
+            self._on_connection(self.peer, False)
+            attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again")
+
+    async def manifest(self, number: int, intake: Intake) -> Manifest:
+        """The peer's manifest of a round, asked for until it is there and right.
+
+        Raises:
+            IncompleteError: the peer no longer keeps that round: the two have drifted apart and cannot go on.
+        """
+        request = peer_pb2.GetManifestRequest(peer=self.peer, round=number)
+        async for attempt in _attempts():
+            try:
+                reply = await self._stub.GetManifest(request, timeout=self._waits.connect)
+                return intake.manifest(reply.document, self.peer, number)
+            except grpc.aio.AioRpcError as error:
+                self._raise_if_gone(error, number)
+                attempt.failed(
+                    logger, f"manifest of round {number} of peer {self.peer}: {_describe(error)}; trying again"
+                )
+            except SnapshotError as error:
+                attempt.failed(logger, f"manifest of round {number} of peer {self.peer} refused: {error}; trying again")
+        raise AssertionError("attempts never end")
+
+    async def snapshot(self, manifest: Manifest, path: Path, intake: Intake) -> None:
+        """Fetch a snapshot to ``path``, resumed where it was cut, and check it; repeated until it is right.
+
+        Raises:
+            IncompleteError: the peer no longer keeps that round.
+        """
+        partial = path.with_suffix(".partial")
+        what = f"snapshot of round {manifest.round} of peer {self.peer}"
+        async for attempt in _attempts():
+            try:
+                await self._download(manifest, partial)
+                await asyncio.to_thread(intake.snapshot, partial, manifest)
+                partial.rename(path)
+                return
+            except SnapshotError as error:
+                partial.unlink(missing_ok=True)
+                attempt.failed(logger, f"{what} refused: {error}; fetching it again from the start")
+            except grpc.aio.AioRpcError as error:
+                self._raise_if_gone(error, manifest.round)
+                attempt.failed(logger, f"{what} cut at byte {_size(partial)}: {_describe(error)}; resuming")
+            except TimeoutError:
+                attempt.failed(
+                    logger, f"{what} stands still at byte {_size(partial)} for {self._waits.no_progress:g} s; resuming"
+                )
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    async def _hello(self) -> None:
+        request = peer_pb2.HelloRequest(
+            peer=self._own_id, software=__version__, agreed=json.dumps(self._agreed).encode()
+        )
+        reply = await self._stub.Hello(request, timeout=self._waits.connect)
+        difference = self._disagreement(reply)
+        if difference is None:
+            self._has_agreed = True
+        elif self._has_agreed:
+            # It was restarted with other settings. It will end by itself; nothing is wrong here.
+            raise _StrangerError(difference)
+        else:
+            raise PeersDisagreeError(
+                f"peers {self._own_id} and {self.peer} were started with different settings: {difference}; give "
+                f"both the "
+                f"same federation file and software version"
+            )
+
+    def _disagreement(self, reply: peer_pb2.HelloReply) -> str | None:
+        there, here = f"peer {self.peer}", f"peer {self._own_id}"
+        if reply.peer != self.peer:
+            return f"{self._address} should be peer {self.peer}, and answers as peer {reply.peer}"
+        if reply.software != __version__:
+            return f"the software version is {reply.software} on {there} and {__version__} on {here}"
+        try:
+            agreed = json.loads(reply.agreed)
+        except ValueError:
+            return f"{there} does not say what it runs"
+        return describe_difference(agreed, self._agreed, f"the file of {there}", f"the file of {here}")
+
+    async def _states(self) -> AsyncIterator[peer_pb2.PeerState]:
+        call = self._stub.Watch(peer_pb2.WatchRequest())
+        try:
+            while (state := await asyncio.wait_for(call.read(), self._waits.no_progress)) is not grpc.aio.EOF:
+                yield state
+        finally:
+            call.cancel()
+
+    async def _download(self, manifest: Manifest, partial: Path) -> None:
+        """Append to ``partial`` what is missing.
+
+        Raises:
+            SnapshotError: the stream has a gap or is longer than announced.
+        """
+        offset = _size(partial)
+        request = peer_pb2.GetSnapshotRequest(
+            peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset
+        )
+        call = self._stub.GetSnapshot(request)
+        try:
+            with partial.open("ab", buffering=0) as file:
+                while (chunk := await asyncio.wait_for(call.read(), self._waits.no_progress)) is not grpc.aio.EOF:
+                    if chunk.offset != offset or not 0 < len(chunk.data) <= CHUNK_BYTES:
+                        raise SnapshotError(
+                            f"chunk of {len(chunk.data)} bytes at {chunk.offset}, expected one at {offset}"
+                        )
+                    offset += len(chunk.data)
+                    if offset > manifest.size:
+                        raise SnapshotError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
+                    file.write(chunk.data)
+                    self.bytes_received += len(chunk.data)
+        finally:
+            call.cancel()
+
+    def _raise_if_gone(self, error: grpc.aio.AioRpcError, number: int) -> None:
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            raise IncompleteError(
+                f"round {number} of peer {self.peer} is needed here, but it answers: {error.details()}; one of the two "
+                f"lost its latest rounds (an older state directory, perhaps): put back the newer one"
+            )
+
+
+class _StrangerError(Exception):
+    """A peer that had agreed before does so no longer."""
+
+
+class _Attempt:
+    """One try of something that is repeated until it works."""
+
+    def __init__(self) -> None:
+        self.delay = _FIRST_DELAY
+        self._last_message = ""
+
+    def succeeded(self) -> None:
+        """Later failures are news again, and retried at once."""
+        self.delay, self._last_message = _FIRST_DELAY, ""
+
+    def failed(self, log: logging.Logger, message: str) -> None:
+        """Log a failure, unless it is the same as the last one."""
+        if message != self._last_message:
+            log.info(message)
+        self._last_message = message
+
+
+async def _attempts() -> AsyncIterator[_Attempt]:
+    """Yields for ever, with growing pauses of random length, so that many peers do not call in step."""
+    attempt = _Attempt()
+    while True:
+        yield attempt
+        await asyncio.sleep(random.uniform(attempt.delay / 2, attempt.delay))
+        attempt.delay = min(2 * attempt.delay, _LONGEST_DELAY)
+
+
+def _describe(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name.lower().replace('_', ' ')} ({error.details()})"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

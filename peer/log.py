@@ -1,0 +1,37 @@
+"""One line an event, as text for people or JSON for programs, on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Time (seconds since the epoch), level, message, and whatever was passed as ``extra``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **extra,
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(log_format: str, peer_id: int) -> None:
+    """Set up logging of this process."""
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        formatter = logging.Formatter(f"%(asctime)sZ peer {peer_id} %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

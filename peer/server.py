@@ -1,0 +1,116 @@
+"""The service that the other peers call: reads the store and the status, changes nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from crad_p2p import __version__
+from crad_p2p.errors import PortTakenError
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Manifest
+from crad_p2p.snapshot import SNAPSHOT_FILE
+from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
+from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
+from peer.status import Status
+from peer.store import Store
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PeerServicer(peer_pb2_grpc.PeerServicer):
+    """Answers from what is committed on disk."""
+
+    def __init__(self, federation: Federation, peer_id: int, store: Store, status: Status) -> None:
+        self._agreed = json.dumps(federation.agreed()).encode()
+        self._id = peer_id
+        self._store = store
+        self._status = status
+        self.bytes_sent = 0
+
+    async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloReply:
+        """Both sides compare: the caller learns from the reply, and dials in the other direction do the same."""
+        del request, context
+        return peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
+
+    async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:
+        del request, context
+        async for state in self._status.watch():
+            yield state
+
+    async def GetManifest(self, request: peer_pb2.GetManifestRequest, context: Context) -> peer_pb2.GetManifestReply:
+        manifest = await self._published(request.peer, request.round, context)
+        return peer_pb2.GetManifestReply(document=manifest.to_bytes())
+
+    async def GetSnapshot(
+        self, request: peer_pb2.GetSnapshotRequest, context: Context
+    ) -> AsyncIterator[peer_pb2.Chunk]:
+        manifest = await self._published(request.peer, request.round, context)
+        if request.sha256 != manifest.sha256:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"round {request.round} of peer {self._id} has sha256 {manifest.sha256}, not {request.sha256[:64]}",
+            )
+        if request.offset > manifest.size:
+            await context.abort(
+                grpc.StatusCode.OUT_OF_RANGE, f"offset {request.offset} lies beyond the file's {manifest.size} bytes"
+            )
+        # The open file stays readable to its end even if the round is deleted meanwhile.
+        fd = os.open(self._store.round_dir(request.round) / SNAPSHOT_FILE, os.O_RDONLY)
+        try:
+            offset = request.offset
+            while data := os.pread(fd, CHUNK_BYTES, offset):
+                yield peer_pb2.Chunk(offset=offset, data=data)
+                offset += len(data)
+                self.bytes_sent += len(data)
+        finally:
+            os.close(fd)
+
+    async def _published(self, peer: int, number: int, context: Context) -> Manifest:
+        """Manifest of a round that is kept here; ends the call otherwise."""
+        if peer != self._id:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"this is peer {self._id}; it does not keep rounds of peer {peer}"
+            )
+        if number > self._status.state.round:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"peer {self._id} has not published round {number} yet; its last is {self._status.state.round}",
+            )
+        try:
+            return self._store.manifest(number)
+        except FileNotFoundError:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"peer {self._id} does not keep round {number} any more")
+            raise  # not reached: abort raises
+
+
+async def start_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
+    """Bind and serve.
+
+    Raises:
+        PortTakenError: another process listens there, or the address is not of this machine.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    peer_pb2_grpc.add_PeerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    host, _, port = listen.rpartition(":")
+    numeric = "127.0.0.1" if host == "localhost" else host
+    try:
+        bound = server.add_insecure_port(f"{numeric}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise PortTakenError(
+            f"cannot listen on {listen}: the port is taken by another process, or the address is not of this machine; "
+            f"free the port, or give another address with --listen"
+        )
+    await server.start()
+    logger.info("listening on %s", listen)
+    return server
