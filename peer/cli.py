@@ -77,3 +77,7 @@ def peer(
 def main() -> None:
     """Console entry point."""
     run_command(app, "crad-peer")
+
+
+if __name__ == "__main__":
+    main()

@@ -177,6 +177,15 @@ class Store:
             self.root / "result.json", json.dumps({"best_round": best_round, **asdict(result)}, indent=1) + "\n"
         )
 
+    def result(self) -> PeerResult | None:
+        """This peer's result; None before its last round."""
+        path = self.root / "result.json"
+        if not path.exists():
+            return None
+        tree = json.loads(path.read_text())
+        del tree["best_round"]
+        return PeerResult.from_json(tree)
+
     def record_history(self) -> None:
         """Bring history.jsonl up to the last committed round.
 

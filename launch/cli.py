@@ -1,0 +1,287 @@
+"""``crad-mesh``: what concerns several peers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from crad_p2p import __version__
+from crad_p2p.commands import run_command
+from crad_p2p.errors import ConfigurationError, CradError, ExitCode, UsageError
+from crad_p2p.federation import Federation, load_federation
+from crad_p2p.results import Summary
+from launch import template
+from launch.collect import collect, write_results
+from launch.quick import Quick, cores, default_threads, resolve, write_federation
+from launch.view import Progress, result_table
+from peer.store import describe_difference
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Run, simulate and set up federations of crad-peer processes.",
+)
+
+_QUICK = "Quick settings, instead of --peers"
+PeersFile = Annotated[Path | None, typer.Option(help="A whole federation file, as 'crad-mesh init' writes.")]
+Count = Annotated[int | None, typer.Option(min=1, help="Number of peers (10).", rich_help_panel=_QUICK)]
+Dataset = Annotated[str | None, typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …", rich_help_panel=_QUICK)]
+Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration (0.3).", rich_help_panel=_QUICK)]
+Rounds = Annotated[int | None, typer.Option(help="Rounds R (digits: 60, else 300).", rich_help_panel=_QUICK)]
+Method = Annotated[
+    str | None, typer.Option(help="crad, uniform, uncertainty, stage1, local (crad).", rich_help_panel=_QUICK)
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random draws (1024).", rich_help_panel=_QUICK)]
+Pool = Annotated[
+    str | None,
+    typer.Option(help="Architectures, comma-separated; peer i has number i mod length.", rich_help_panel=_QUICK),
+]
+Samples = Annotated[int | None, typer.Option(help="At most so many training images in all.", rich_help_panel=_QUICK)]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each learner (cores / peers).")]
+Device = Annotated[str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's files first if they are missing.")]
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"crad-mesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False) -> None:
+    del version
+
+
+@app.command()
+def up(
+    peers: PeersFile = None,
+    count: Count = None,
+    dataset: Dataset = None,
+    alpha: Alpha = None,
+    rounds: Rounds = None,
+    method: Method = None,
+    seed: Seed = None,
+    pool: Pool = None,
+    samples: Samples = None,
+    threads: Threads = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    download: Download = False,
+    alone: Annotated[
+        bool | None,
+        typer.Option(
+            help="Afterwards run the same peers learning alone, for comparison; by default without --peers only."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("crad-run"),
+) -> None:
+    """Run a whole federation on this machine: one real crad-peer process for every peer.
+
+    Without any option it is a demonstration on scikit-learn's digits. Run again with the same options, it continues.
+
+    Example: crad-mesh up --dataset cifar10 --data-dir data --samples 4000 --rounds 30 --pool resnet18@0.25,cnn6@0.25
+    """
+    console = Console()
+    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
+    federation = resolve(peers, quick, data_dir)
+    out = out.resolve()
+    _adopt(federation, out)
+    threads = threads or default_threads(len(federation.peers))
+    with_alone = (peers is None if alone is None else alone) and federation.method.name != "local"
+    finished = _finished(out)
+    if finished is None:
+        if download:
+            _download(federation, data_dir)
+        _announce(console, federation, out, threads)
+        finished = _run_mesh(console, federation, out, threads, device, data_dir)
+    else:
+        console.print(f"{out} holds the complete run of this federation; for another one choose another --out.")
+    beside = _run_alone(console, federation, out, threads, device, data_dir) if with_alone else None
+    _show(console, finished, beside, out / "summary.json")
+
+
+@app.command()
+def simulate(
+    peers: PeersFile = None,
+    count: Count = None,
+    dataset: Dataset = None,
+    alpha: Alpha = None,
+    rounds: Rounds = None,
+    method: Method = None,
+    seed: Seed = None,
+    pool: Pool = None,
+    samples: Samples = None,
+    threads: Threads = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("crad-simulation"),
+) -> None:
+    """Run the same rounds in this one process, without network.
+
+    With the same --threads on the same machine, the snapshots are those of 'up', byte for byte.
+
+    Example: crad-mesh simulate --rounds 10 --out simulation
+    """
+    import torch
+
+    from crad_p2p.data.datasets import load_dataset
+    from crad_p2p.device import resolve_device
+    from crad_p2p.simulation import simulate as run
+
+    console = Console()
+    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
+    federation = resolve(peers, quick, data_dir)
+    out = out.resolve()
+    if (out / "peers").exists():
+        raise UsageError(f"--out {out} holds a run of 'crad-mesh up'; choose another directory for the simulation")
+    _make_directory(out)
+    threads = threads or default_threads(len(federation.peers))
+    torch.set_num_threads(threads)
+    images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir or Path(), download=download)
+    with Progress(console, federation) as progress:
+        summary, history = run(
+            federation,
+            images,
+            device=resolve_device(device),
+            threads=threads,
+            workers=max(1, cores() // threads),
+            on_round=lambda _number, records: progress.show_records(records),
+        )
+    path = write_results(out, summary, history)
+    _show(console, summary, None, path)
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("peers.yaml"),
+    count: Annotated[int, typer.Option(min=1, help="Number of peers.")] = 10,
+    dataset: Annotated[str, typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …")] = "digits",
+) -> None:
+    """Write a commented federation file to start from.
+
+    Example: crad-mesh init peers.yaml --count 3 --dataset pathmnist
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already; give another name, or remove it first")
+    try:
+        path.write_text(template.render(count, dataset))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+    load_federation(path)
+    print(f"{path} is written. Set the peers' addresses, give the same file to every host, and start there:")
+    print(f"  crad-peer --id 0 --peers {path}")
+
+
+def main() -> None:
+    """Console entry point."""
+    run_command(app, "crad-mesh")
+
+
+# --- steps of up ------------------------------------------------------------------------------------------------------
+
+
+def _adopt(federation: Federation, out: Path) -> None:
+    """Write the federation file to ``out``, if the run that may be there already is of the same federation."""
+    _make_directory(out)
+    path = out / "peers.yaml"
+    if path.exists():
+        there = load_federation(path).agreed()
+        if difference := describe_difference(there, federation.agreed(), "that run", "this command"):
+            raise ConfigurationError(f"{out} holds a run with other settings: {difference}; choose another --out")
+    write_federation(federation, path)
+
+
+def _make_directory(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be written ({error.strerror}); choose another directory") from None
+
+
+def _finished(out: Path) -> Summary | None:
+    path = out / "summary.json"
+    summary = Summary.read(path) if path.exists() else None
+    return summary if summary and summary.complete else None
+
+
+def _download(federation: Federation, data_dir: Path | None) -> None:
+    """Once, before many processes would do it at the same time."""
+    from crad_p2p.data.datasets import load_dataset
+
+    load_dataset(federation.data, seed=federation.seed, data_dir=data_dir or Path(), download=True)
+
+
+def _announce(console: Console, federation: Federation, out: Path, threads: int) -> None:
+    data, method = federation.data, federation.method
+    console.print(
+        f"{len(federation.peers)} peers learn {data.dataset} by {method.name} for {federation.rounds} rounds, "
+        f"each a process of its own with {threads} CPU thread{'s' if threads > 1 else ''}.\n"
+        f"Shards: Dirichlet alpha {data.partition.alpha:g}, seed {federation.seed}. "
+        f"Architectures: {', '.join(dict.fromkeys(peer.arch for peer in federation.peers))}.\n"
+        f"Everything is written to {out}; Ctrl-C stops, the same command continues.",
+        highlight=False,
+    )
+
+
+def _run_mesh(
+    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path | None
+) -> Summary:
+    from launch.mesh import Mesh
+
+    start = time.monotonic()
+    try:
+        with Progress(console, federation) as progress:
+            mesh = Mesh(
+                federation,
+                out / "peers.yaml",
+                out,
+                threads=threads,
+                device=device,
+                data_dir=data_dir,
+                progress=progress,
+            )
+            asyncio.run(mesh.run())
+    finally:
+        summary, history = collect(federation, out, time.monotonic() - start)
+        write_results(out, summary, history)
+    return summary
+
+
+def _run_alone(
+    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path | None
+) -> Summary | None:
+    """The same peers, split and schedule with method ``local``, as a simulation in a process of its own."""
+    folder = out / "alone"
+    if (finished := _finished(folder)) is not None:
+        return finished
+    _make_directory(folder)
+    local = federation.model_copy(update={"method": federation.method.model_copy(update={"name": "local"})})
+    write_federation(local, folder / "peers.yaml")
+    command = [sys.executable, "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
+    command += ["--out", str(folder), "--threads", str(threads), "--device", device]
+    if data_dir is not None:
+        command += ["--data-dir", str(data_dir)]
+    with console.status("For comparison: the same peers learning alone …"):
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if ended.returncode != ExitCode.COMPLETE:
+        raise CradError(f"the comparison with peers learning alone failed: {ended.stdout.strip().splitlines()[-1]}")
+    return Summary.read(folder / "summary.json")
+
+
+def _show(console: Console, summary: Summary, alone: Summary | None, path: Path) -> None:
+    console.print(result_table(summary, alone))
+    console.print(f"Results: {path}", soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Many real ``crad-peer`` processes on this machine: started, watched, started again if killed, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+import grpc.aio
+
+from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
+from crad_p2p.federation import Federation
+from launch.view import Progress
+from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
+from peer.channels import dial
+
+#: Seconds that peers get to leave after SIGTERM.
+_GRACE = 8.0
+#: Seconds between two attempts to reach a peer's status.
+_RETRY = 0.3
+
+
+def peer_dir(out: Path, peer_id: int) -> Path:
+    """State directory of one peer of a local mesh."""
+    return out / "peers" / str(peer_id)
+
+
+class Mesh:
+    """Runs all peers of a federation to their end.
+
+    Args:
+        peers_file: the federation file that every peer reads.
+        out: DIR; peer i keeps its state in DIR/peers/i and its log in DIR/peers/i/log.txt.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        peers_file: Path,
+        out: Path,
+        *,
+        threads: int,
+        device: str,
+        data_dir: Path | None,
+        progress: Progress,
+    ) -> None:
+        self._federation = federation
+        self._peers_file = peers_file
+        self._out = out
+        self._options = ["--threads", str(threads), "--device", device]
+        if data_dir is not None:
+            self._options += ["--data-dir", str(data_dir)]
+        self._progress = progress
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+
+    async def run(self) -> None:
+        """Start every peer and wait until all have finished.
+
+        Raises:
+            CradError: the first failure of a peer, in its own words; all others are stopped, and continue when the
+                mesh is
+                started again.
+        """
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watchers = [group.create_task(self._watch(peer)) for peer in self._federation.ids]
+                watchers.append(group.create_task(self._end_on(stopped)))
+                peers = [group.create_task(self._keep(peer)) for peer in self._federation.ids]
+                await asyncio.wait(peers)
+                for watcher in watchers:
+                    watcher.cancel()
+        except* CradError as errors:
+            first = errors.exceptions[0]
+            assert isinstance(first, CradError)
+            raise first from None
+        finally:
+            await self._stop_all()
+
+    async def _keep(self, peer: int) -> None:
+        """Run one peer; start it again when something killed it."""
+        while True:
+            status = await self._run_once(peer)
+            if status == ExitCode.COMPLETE:
+                return
+            if status > 0:
+                raise error_of(status, f"peer {peer} ended: {self._last_words(peer)}")
+            name = signal.Signals(-status).name
+            self._progress.note(f"peer {peer} was killed by {name}; starting it again")
+
+    async def _run_once(self, peer: int) -> int:
+        folder = peer_dir(self._out, peer)
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "peer.cli", "--id", str(peer), "--peers", str(self._peers_file)]
+        command += ["--state-dir", str(folder), *self._options]
+        with (folder / "log.txt").open("ab") as log:
+            # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._processes[peer] = process
+        return await process.wait()
+
+    async def _watch(self, peer: int) -> None:
+        """Keep the peer's row up to date."""
+        channel = dial(self._federation.peer(peer).address)
+        stub = peer_pb2_grpc.PeerStub(channel)  # type: ignore[no-untyped-call]
+        row = self._progress.rows[peer]
+        try:
+            while row.phase != "done":
+                try:
+                    async for state in stub.Watch(peer_pb2.WatchRequest()):
+                        row.round, row.phase, row.step, row.steps = state.round, state.phase, state.step, state.steps
+                        if state.HasField("validation_accuracy"):
+                            row.validation_accuracy = state.validation_accuracy
+                        if state.HasField("global_accuracy"):
+                            row.global_accuracy = state.global_accuracy
+                        self._progress.updated()
+                except grpc.aio.AioRpcError:
+                    pass  # not up yet, or starting again
+                await asyncio.sleep(_RETRY)
+        finally:
+            await channel.close()
+
+    async def _end_on(self, stopped: asyncio.Event) -> None:
+        await stopped.wait()
+        raise IncompleteError(f"stopped; run the same command again to continue (--out {self._out})")
+
+    async def _stop_all(self) -> None:
+        running = [process for process in self._processes.values() if process.returncode is None]
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + _GRACE
+        for process in running:
+            try:
+                await asyncio.wait_for(process.wait(), max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+    def _last_words(self, peer: int) -> str:
+        log = peer_dir(self._out, peer) / "log.txt"
+        lines = log.read_text(errors="replace").splitlines()
+        said = lines[-1].removeprefix("crad-peer: ") if lines else "without a word"
+        return f"{said} (log: {log})"

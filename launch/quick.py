@@ -1,0 +1,116 @@
+"""Federations from a few flags, for trying things out on one machine.
+
+Two profiles: the demonstration on scikit-learn's digits, made to show something within two minutes on two cores, and
+for every other data set the setting of the paper (ten peers, 300 rounds, full-width architectures).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from crad_p2p.errors import UsageError
+from crad_p2p.federation import POOL, Federation, build_federation, load_federation
+
+DEMONSTRATION = "digits"
+#: Why these values: docs/demonstration.md.
+_DEMONSTRATION_PROFILE: dict[str, Any] = {
+    "pool": tuple(f"{arch}@0.25" for arch in POOL),
+    "rounds": 60,
+    "method": {"distillation_weight": 0.5},
+    "training": {"batch_size": 16, "learning_rate": 0.02, "evaluate_every": 5},
+}
+_PAPER_PROFILE: dict[str, Any] = {"pool": POOL, "rounds": 300, "method": {}, "training": {}}
+
+
+@dataclass(frozen=True)
+class Quick:
+    """The flags; None where the profile decides."""
+
+    count: int | None = None
+    dataset: str | None = None
+    alpha: float | None = None
+    rounds: int | None = None
+    method: str | None = None
+    seed: int | None = None
+    pool: str | None = None
+    samples: int | None = None
+
+    def given(self) -> list[str]:
+        """Names of the flags that were used."""
+        return [f"--{name}" for name, value in asdict(self).items() if value is not None]
+
+
+def federation_of(quick: Quick, addresses: list[str]) -> Federation:
+    """Build the federation; the k-th peer gets the k-th address.
+
+    Raises:
+        ConfigurationError: a value is not allowed.
+    """
+    dataset = quick.dataset or DEMONSTRATION
+    if dataset.startswith("npz:"):
+        dataset = f"npz:{Path(dataset.removeprefix('npz:')).resolve()}"
+    profile = _DEMONSTRATION_PROFILE if dataset == DEMONSTRATION else _PAPER_PROFILE
+    pool = quick.pool.split(",") if quick.pool else profile["pool"]
+    data: dict[str, Any] = {"dataset": dataset}
+    if quick.samples is not None:
+        data["samples"] = quick.samples
+    if quick.alpha is not None:
+        data["partition"] = {"alpha": quick.alpha}
+    tree: dict[str, Any] = {
+        "federation": "local-mesh",
+        "rounds": profile["rounds"] if quick.rounds is None else quick.rounds,
+        "data": data,
+        "method": {**profile["method"], **({"name": quick.method} if quick.method else {})},
+        "training": profile["training"],
+        "peers": [{"id": i, "address": address, "arch": pool[i % len(pool)]} for i, address in enumerate(addresses)],
+    }
+    if quick.seed is not None:
+        tree["seed"] = quick.seed
+    return build_federation(tree, "the command line")
+
+
+def resolve(peers: Path | None, quick: Quick, data_dir: Path | None) -> Federation:
+    """The federation of a command: from its file, or from its flags on free ports of this machine.
+
+    Raises:
+        UsageError: both were given.
+        ConfigurationError: a value or the file is wrong.
+    """
+    if peers is None:
+        return federation_of(quick, free_addresses(10 if quick.count is None else quick.count))
+    if given := quick.given():
+        raise UsageError(f"--peers {peers} already says everything; leave out {', '.join(given)}, or change the file")
+    return load_federation(peers, data_dir)
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses that nobody listens on, chosen by the system."""
+    with ExitStack() as held:  # all at once, so that they differ
+        addresses = []
+        for _ in range(count):
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{probe.getsockname()[1]}")
+        return addresses
+
+
+def write_federation(federation: Federation, path: Path) -> None:
+    """Write a federation as a file that :func:`load_federation` reads back."""
+    path.write_text(yaml.safe_dump(federation.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+def default_threads(count: int) -> int:
+    """Torch threads of one learner where ``count`` of them share this machine."""
+    return max(1, cores() // count)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,60 @@
+"""The commented peers.yaml of ``crad-mesh init``."""
+
+from __future__ import annotations
+
+import yaml
+
+from crad_p2p.federation import POOL
+
+_HEAD = """\
+# A federation: everything its peers must agree on. Every host gets this same file, apart from addresses, which may
+# differ where sites see each other under different names. Values are the defaults, which are the paper's where it
+# names one.
+
+federation: {name}            # lower-case letters, digits, hyphens
+seed: 1024                    # of every random draw
+rounds: {rounds}                   # each is one local epoch
+
+data:
+  dataset: {dataset}             # digits, cifar10, cifar100, pathmnist and other MedMNIST names, or npz:PATH
+  partition:
+    kind: dirichlet           # cuts the common training set into one shard a peer
+    alpha: 0.3                # smaller is more uneven
+    min_size: 10              # fewest images of a shard
+    balance: true             # a peer with its even share gets no more of later classes
+  holdout: 0.2                # of each shard: half to validate, half to test
+  samples: null               # at most so many training images in all; null takes every one
+  augmentation: auto          # auto, none, crop, crop_hflip, hvflip
+
+method:
+  name: crad                  # crad, uniform, uncertainty, stage1, local
+  temperature: 3.0            # T
+  distillation_weight: 0.7    # lambda: share of the loss that comes from the teachers
+  min_support: 2              # validation samples a teacher needs to count for a class
+  empty_class: uniform        # for a class without any such teacher: uniform, zero, student
+  warmup_rounds: 0            # first rounds that learn from own labels only
+
+training:
+  batch_size: 64
+  optimizer: sgd
+  learning_rate: 0.01
+  momentum: 0.9
+  weight_decay: 0.0005
+  clip_norm: 10.0
+  evaluate_every: 10          # rounds between evaluations on the common test set
+
+barrier:
+  policy: all                 # a round waits for every peer
+
+# id, address as the others reach it, and architecture: resnet18, resnet18-half, cnn6, each with a width as in
+# cnn6@0.25. Without arch, peer i takes number i mod 3 of these. Other hosts need mutual TLS, which this version does
+# not have yet, so addresses must be of this machine.
+peers:
+"""
+
+
+def render(count: int, dataset: str) -> str:
+    """The text of the file."""
+    head = _HEAD.format(name="my-federation", rounds=300, dataset=yaml.safe_dump(dataset).splitlines()[0])
+    entries = (f'  - {{id: {i}, address: "127.0.0.1:{7400 + i}", arch: {POOL[i % len(POOL)]}}}\n' for i in range(count))
+    return head + "".join(entries)

@@ -1,0 +1,147 @@
+"""What a person sees while a federation runs, and at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from crad_p2p.federation import Federation
+from crad_p2p.results import RoundRecord, Summary, mean
+
+_PHASES = {
+    "start": "starting",
+    "wait": "waiting",
+    "teachers": "running teachers",
+    "train": "distilling",
+    "validate": "validating",
+    "evaluate": "testing",
+    "linger": "waiting for others",
+    "done": "done",
+}
+
+
+@dataclass
+class Row:
+    """One peer in the table."""
+
+    peer: int
+    arch: str
+    round: int = -1
+    phase: str = "start"
+    step: int = 0
+    steps: int = 0
+    validation_accuracy: float | None = None
+    global_accuracy: float | None = None
+
+
+class Progress:
+    """Live table on a terminal; elsewhere one line a round."""
+
+    def __init__(self, console: Console, federation: Federation) -> None:
+        self.rows = {peer_id: Row(peer_id, federation.peer(peer_id).arch) for peer_id in federation.ids}
+        self._console = console
+        self._federation = federation
+        self._start = time.monotonic()
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=5, transient=True)
+        self._reported = 0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Print a line above the table."""
+        self._console.print(text, highlight=False)
+
+    def show_records(self, records: Sequence[RoundRecord]) -> None:
+        """Take a finished round of a simulation into the table."""
+        for record in records:
+            row = self.rows[record.peer]
+            row.round, row.phase = record.round, "train"
+            row.validation_accuracy = record.validation_accuracy
+            row.global_accuracy = row.global_accuracy if record.global_accuracy is None else record.global_accuracy
+        self.updated()
+
+    def updated(self) -> None:
+        """Say the new round where there is no table to show it."""
+        common = min(row.round for row in self.rows.values())
+        if self._console.is_terminal or common <= self._reported:
+            return
+        self._reported = common
+        accuracy = _percent(mean(row.validation_accuracy for row in self.rows.values()))
+        self.note(
+            f"round {common} of {self._federation.rounds}: mean validation accuracy {accuracy}, {self._elapsed()}"
+        )
+
+    def _elapsed(self) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
+        return f"{minutes}:{seconds:02d}"
+
+    def _table(self) -> Table:
+        rounds = self._federation.rounds
+        common = min(row.round for row in self.rows.values())
+        table = Table(
+            title=f"{self._federation.federation}: round {max(common, 0)} of {rounds} finished by all, {self._elapsed()}",
+            title_justify="left",
+        )
+        for heading in ("peer", "architecture", "round", "phase", "", "own validation", "common test"):
+            table.add_column(
+                heading, justify="right" if heading in ("peer", "round", "own validation", "common test") else "left"
+            )
+        for row in self.rows.values():
+            bar: ProgressBar | Text = Text(" " * 12)
+            if row.steps:
+                bar = ProgressBar(total=row.steps, completed=row.step, width=12)
+            table.add_row(
+                str(row.peer),
+                row.arch,
+                "-" if row.round < 0 else str(row.round),
+                _PHASES.get(row.phase, row.phase),
+                bar,
+                _percent(row.validation_accuracy),
+                _percent(row.global_accuracy),
+            )
+        return table
+
+
+def result_table(summary: Summary, alone: Summary | None) -> Table:
+    """Accuracies of the best round, peer by peer; beside them the same peers learning alone."""
+    table = Table(
+        title=f"{summary.method} after {summary.rounds} rounds, measured at round {summary.best_round}, the best by mean validation accuracy",
+        title_justify="left",
+        show_footer=True,
+    )
+    columns: list[tuple[str, Sequence[str], str]] = [
+        ("peer", [str(peer.id) for peer in summary.peers], "mean"),
+        ("architecture", [peer.arch for peer in summary.peers], ""),
+        ("images", [str(peer.train_samples) for peer in summary.peers], ""),
+    ]
+    runs = [("together", summary)] + ([("alone", alone)] if alone else [])
+    for where, field in (("common test", "global_accuracy"), ("own test", "local_accuracy")):
+        for name, run in runs:
+            column = [_percent(getattr(peer, field)) for peer in run.peers]
+            columns.append((f"{where}\n{name}", column, _percent(getattr(run, f"mean_{field}"))))
+    for heading, _, footer in columns:
+        table.add_column(heading, footer=footer, justify="left" if heading == "architecture" else "right")
+    for cells in zip(*(column for _, column, _ in columns), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _percent(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{100 * accuracy:.1f} %"
