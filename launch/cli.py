@@ -267,7 +267,7 @@ def _run_alone(
     _make_directory(folder)
     local = federation.model_copy(update={"method": federation.method.model_copy(update={"name": "local"})})
     write_federation(local, folder / "peers.yaml")
-    command = [sys.executable, "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
+    command = [sys.executable, "-P", "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
     command += ["--out", str(folder), "--threads", str(threads), "--device", device]
     if data_dir is not None:
         command += ["--data-dir", str(data_dir)]

@@ -96,7 +96,7 @@ class Mesh:
     async def _run_once(self, peer: int) -> int:
         folder = peer_dir(self._out, peer)
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "peer.cli", "--id", str(peer), "--peers", str(self._peers_file)]
+        command = [sys.executable, "-P", "-m", "peer.cli", "--id", str(peer), "--peers", str(self._peers_file)]
         command += ["--state-dir", str(folder), *self._options]
         with (folder / "log.txt").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,11 +21,11 @@ from crad_p2p.results import RoundRecord, Summary, mean
 _PHASES = {
     "start": "starting",
     "wait": "waiting",
-    "teachers": "running teachers",
+    "teachers": "teachers",
     "train": "distilling",
     "validate": "validating",
     "evaluate": "testing",
-    "linger": "waiting for others",
+    "linger": "serving others",
     "done": "done",
 }
 
@@ -96,17 +97,19 @@ class Progress:
         rounds = self._federation.rounds
         common = min(row.round for row in self.rows.values())
         table = Table(
-            title=f"{self._federation.federation}: round {max(common, 0)} of {rounds} finished by all, {self._elapsed()}",
+            title=f"{self._federation.federation}: round {max(common, 0)} of {rounds}, {self._elapsed()}",
+            caption="accuracy, own: on the peer's own validation images; common: on the common test set",
             title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
         )
-        for heading in ("peer", "architecture", "round", "phase", "", "own validation", "common test"):
-            table.add_column(
-                heading, justify="right" if heading in ("peer", "round", "own validation", "common test") else "left"
-            )
+        for heading in ("peer", "architecture", "round", "phase", "progress", "own", "common"):
+            justify: Literal["left", "right"] = "left" if heading in ("architecture", "phase", "progress") else "right"
+            table.add_column(heading, justify=justify, no_wrap=True)
         for row in self.rows.values():
-            bar: ProgressBar | Text = Text(" " * 12)
+            bar: ProgressBar | Text = Text(" " * 8)
             if row.steps:
-                bar = ProgressBar(total=row.steps, completed=row.step, width=12)
+                bar = ProgressBar(total=row.steps, completed=row.step, width=8)
             table.add_row(
                 str(row.peer),
                 row.arch,
@@ -122,8 +125,12 @@ class Progress:
 def result_table(summary: Summary, alone: Summary | None) -> Table:
     """Accuracies of the best round, peer by peer; beside them the same peers learning alone."""
     table = Table(
-        title=f"{summary.method} after {summary.rounds} rounds, measured at round {summary.best_round}, the best by mean validation accuracy",
+        title=f"{summary.method}, {summary.rounds} rounds",
+        caption="common: accuracy on the common test set; own: on the peer's own test images.\n"
+        + _measured(summary, alone),
         title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
         show_footer=True,
     )
     columns: list[tuple[str, Sequence[str], str]] = [
@@ -132,15 +139,21 @@ def result_table(summary: Summary, alone: Summary | None) -> Table:
         ("images", [str(peer.train_samples) for peer in summary.peers], ""),
     ]
     runs = [("together", summary)] + ([("alone", alone)] if alone else [])
-    for where, field in (("common test", "global_accuracy"), ("own test", "local_accuracy")):
+    for where, field in (("common", "global_accuracy"), ("own", "local_accuracy")):
         for name, run in runs:
             column = [_percent(getattr(peer, field)) for peer in run.peers]
             columns.append((f"{where}\n{name}", column, _percent(getattr(run, f"mean_{field}"))))
     for heading, _, footer in columns:
-        table.add_column(heading, footer=footer, justify="left" if heading == "architecture" else "right")
+        justify: Literal["left", "right"] = "left" if heading == "architecture" else "right"
+        table.add_column(heading, footer=footer, justify=justify, no_wrap=True)
     for cells in zip(*(column for _, column, _ in columns), strict=True):
         table.add_row(*cells)
     return table
+
+
+def _measured(summary: Summary, alone: Summary | None) -> str:
+    text = f"Measured at the round with the best mean validation accuracy: {summary.best_round}"
+    return text + (f" together, {alone.best_round} alone." if alone else ".")
 
 
 def _percent(accuracy: float | None) -> str:

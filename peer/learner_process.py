@@ -25,6 +25,7 @@ class LearnerProcess:
         """Start it with these command-line arguments. Its standard error is the service's."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a folder named like one of ours, where the user happens to be, must not be imported
             "-m",
             "crad_p2p.learner",
             *arguments,

@@ -1,0 +1,648 @@
+"""The barrier: the life of a peer as events and decisions, and all interleavings of three peers."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.barrier import (
+    Announced,
+    Barrier,
+    Collected,
+    Connected,
+    Decision,
+    Disconnected,
+    Event,
+    FetchManifest,
+    FetchSnapshot,
+    Finish,
+    LearnerDown,
+    LearnerUp,
+    MakeInitialModel,
+    ManifestHeld,
+    OpenRound,
+    Published,
+    SnapshotHeld,
+    Taught,
+    Teach,
+    Train,
+)
+
+OTHERS = (1, 2)
+
+
+def make(*, rounds: int = 2, published: int = -1, teachers: Iterable[int] = OTHERS, others: Any = OTHERS) -> Barrier:
+    """Peer 0's barrier; the same teachers in every round."""
+    fixed = tuple(teachers)
+    return Barrier(others, rounds, lambda _number: fixed, published)
+
+
+def feed(barrier: Barrier, *events: Event) -> list[Decision]:
+    """All decisions on these events, in order."""
+    return [decision for event in events for decision in barrier.step(event)]
+
+
+def arrival(peer: int, number: int) -> list[Event]:
+    """Everything about one teacher, from the news to the posteriors."""
+    return [
+        Announced(peer, number),
+        ManifestHeld(peer, number),
+        SnapshotHeld(peer, number),
+        Taught(peer, number, usable=True),
+    ]
+
+
+def running(number: int, *events: Event, rounds: int = 2) -> Barrier:
+    """A barrier with its learner up, ``number`` published, and these events behind it."""
+    barrier = make(published=number, rounds=rounds)
+    feed(barrier, LearnerUp(), *events)
+    return barrier
+
+
+# --- scenarios --------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_life() -> None:
+    barrier = make()
+    script: list[tuple[Event, list[Decision]]] = [
+        (Connected(1), []),
+        (Announced(1, 0), []),  # nothing is fetched before the own initial model is there
+        (LearnerUp(), [MakeInitialModel()]),
+        (Published(0), [FetchManifest(1, 0), OpenRound(1)]),
+        (ManifestHeld(1, 0), [FetchSnapshot(1, 0)]),
+        (SnapshotHeld(1, 0), [Teach(1, 0)]),
+        (Taught(1, 0, usable=True), []),
+        (Announced(2, 0), [FetchManifest(2, 0)]),
+        (ManifestHeld(2, 0), [FetchSnapshot(2, 0), Collected(0)]),
+        (SnapshotHeld(2, 0), [Teach(2, 0)]),
+        (Taught(2, 0, usable=True), [Train(1, (1, 2), ())]),
+        (Announced(2, 1), []),  # they may be a round ahead
+        (Published(1), [FetchManifest(2, 1), OpenRound(2)]),
+        (Announced(1, 1), [FetchManifest(1, 1)]),
+        (ManifestHeld(1, 1), [FetchSnapshot(1, 1)]),
+        (ManifestHeld(2, 1), [FetchSnapshot(2, 1), Collected(1)]),
+        (SnapshotHeld(2, 1), [Teach(2, 1)]),
+        (SnapshotHeld(1, 1), [Teach(1, 1)]),
+        (Taught(1, 1, usable=True), []),
+        (Taught(2, 1, usable=True), [Train(2, (1, 2), ())]),
+        (Published(2), []),
+        (Announced(1, 2), [FetchManifest(1, 2)]),
+        (ManifestHeld(1, 2), []),  # nobody learns from the last round: no snapshot
+        (Announced(2, 2), [FetchManifest(2, 2)]),
+        (ManifestHeld(2, 2), [Collected(2), Finish()]),
+        (LearnerUp(), []),
+    ]
+    for step, (event, expected) in enumerate(script):
+        assert barrier.step(event) == expected, f"step {step}: {event}"
+
+
+def orders(*sequences: list[Event]) -> Iterator[list[Event]]:
+    """All merges that keep the order within each sequence."""
+    labels = [number for number, sequence in enumerate(sequences) for _ in sequence]
+    for order in sorted(set(itertools.permutations(labels))):
+        iterators = [iter(sequence) for sequence in sequences]
+        yield [next(iterators[number]) for number in order]
+
+
+def test_any_order_of_arrival_gives_the_same_work_and_one_training_at_its_end() -> None:
+    work = {OpenRound(1), Collected(0), Train(1, (1, 2), ())}
+    work |= {kind(peer, 0) for kind in (FetchManifest, FetchSnapshot, Teach) for peer in OTHERS}
+    count = 0
+    for events in orders(arrival(1, 0), arrival(2, 0)):
+        barrier = running(0)
+        decisions = [barrier.step(event) for event in events]
+        flat = [OpenRound(1), *itertools.chain(*decisions)]
+        assert set(flat) == work
+        assert len(flat) == len(work)
+        assert decisions[-1][-1] == Train(1, (1, 2), ())
+        count += 1
+    assert count == 70
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_teachers_run_in_the_order_of_arrival_and_are_named_in_the_order_of_ids(reverse: bool) -> None:
+    arrivals = OTHERS[::-1] if reverse else OTHERS
+    barrier = make(published=0)
+    for peer in arrivals:
+        feed(barrier, *arrival(peer, 0)[:3])  # while the learner is still starting
+    assert barrier.step(LearnerUp()) == [OpenRound(1), *(Teach(peer, 0) for peer in arrivals)]
+    assert feed(barrier, *(Taught(peer, 0, usable=True) for peer in arrivals)) == [Train(1, (1, 2), ())]
+
+
+def test_a_restarted_service_goes_on_after_its_last_round() -> None:
+    barrier = make(published=1)
+    assert feed(barrier, Announced(1, 2), Announced(2, 1)) == [FetchManifest(1, 1), FetchManifest(2, 1)]
+    assert barrier.step(LearnerUp()) == [OpenRound(2)]
+    decisions = feed(barrier, *arrival(1, 1), *arrival(2, 1))
+    assert decisions[-1] == Train(2, (1, 2), ())
+
+
+def test_a_service_restarted_after_its_last_round_only_collects() -> None:
+    barrier = make(published=2)
+    assert feed(barrier, Announced(1, 2), Announced(2, 2)) == [FetchManifest(1, 2), FetchManifest(2, 2)]
+    assert feed(barrier, ManifestHeld(2, 2), ManifestHeld(1, 2)) == [Collected(2)]
+    assert barrier.step(LearnerUp()) == [Finish()]
+
+
+MANIFESTS = [event for peer in OTHERS for event in (Announced(peer, 0), ManifestHeld(peer, 0))]
+SNAPSHOTS = [SnapshotHeld(1, 0), SnapshotHeld(2, 0)]
+TAUGHT = [Taught(1, 0, usable=True), Taught(2, 0, usable=True)]
+
+
+@pytest.mark.parametrize(
+    ("events", "again"),
+    [
+        ([], [OpenRound(1)]),
+        (MANIFESTS, [OpenRound(1)]),
+        ([*MANIFESTS, SNAPSHOTS[1]], [OpenRound(1), Teach(2, 0)]),
+        ([*MANIFESTS, *SNAPSHOTS], [OpenRound(1), Teach(1, 0), Teach(2, 0)]),
+        ([*MANIFESTS, *SNAPSHOTS, TAUGHT[0]], [OpenRound(1), Teach(1, 0), Teach(2, 0)]),
+        ([*MANIFESTS, *SNAPSHOTS, *TAUGHT], [OpenRound(1), Teach(1, 0), Teach(2, 0)]),
+    ],
+    ids=["nothing here", "manifests", "one snapshot", "teaching", "one taught", "training"],
+)
+def test_a_learner_that_ends_gets_its_work_again_and_nothing_is_fetched_again(
+    events: list[Event], again: list[Decision]
+) -> None:
+    barrier = running(0, *events)
+    assert barrier.step(LearnerDown()) == []
+    assert barrier.step(LearnerUp()) == again
+    # What it had learnt is gone with it: the round opens only once all teachers have run again.
+    missing = [event for event in [*MANIFESTS, *SNAPSHOTS] if event not in events]
+    decisions = feed(barrier, *missing, TAUGHT[0])
+    assert not any(isinstance(decision, Train) for decision in decisions)
+    assert barrier.step(TAUGHT[1]) == [Train(1, (1, 2), ())]
+
+
+def test_a_learner_that_ends_while_it_makes_the_initial_model_makes_it_again() -> None:
+    barrier = make()
+    assert feed(barrier, LearnerUp(), LearnerDown()) == [MakeInitialModel()]
+    assert barrier.step(LearnerUp()) == [MakeInitialModel()]
+
+
+def test_a_learner_that_ends_in_the_last_evaluation_evaluates_again() -> None:
+    barrier = running(2, *[event for peer in OTHERS for event in (Announced(peer, 2), ManifestHeld(peer, 2))])
+    assert feed(barrier, LearnerDown(), LearnerUp()) == [Finish()]
+
+
+def test_the_network_goes_on_while_the_learner_is_away() -> None:
+    barrier = running(0, LearnerDown())
+    decisions = feed(barrier, *MANIFESTS, *SNAPSHOTS)
+    fetches = [kind(peer, 0) for peer in OTHERS for kind in (FetchManifest, FetchSnapshot)]
+    assert [decision for decision in decisions if decision != Collected(0)] == fetches
+    assert Collected(0) in decisions
+    assert barrier.step(LearnerUp()) == [OpenRound(1), Teach(1, 0), Teach(2, 0)]
+
+
+def test_a_published_round_is_not_trained_again_after_the_learner_ends() -> None:
+    barrier = running(0, *arrival(1, 0), *arrival(2, 0), Published(1))
+    assert feed(barrier, LearnerDown(), LearnerUp()) == [OpenRound(2)]
+
+
+@pytest.mark.parametrize(
+    ("usable", "train"),
+    [
+        ((True, False), Train(1, (1,), (2,))),
+        ((False, True), Train(1, (2,), (1,))),
+        ((False, False), Train(1, (), (1, 2))),
+    ],
+)
+def test_an_unusable_teacher_is_named_and_left_out(usable: tuple[bool, bool], train: Train) -> None:
+    barrier = running(0, *MANIFESTS, *SNAPSHOTS)
+    assert barrier.step(Taught(2, 0, usable=usable[1])) == []
+    assert barrier.step(Taught(1, 0, usable=usable[0])) == [train]
+
+
+def test_a_refusal_does_not_outlast_its_round() -> None:
+    barrier = running(0, *MANIFESTS, *SNAPSHOTS, Taught(1, 0, usable=False), TAUGHT[1], Published(1))
+    assert feed(barrier, *arrival(1, 1), *arrival(2, 1))[-1] == Train(2, (1, 2), ())
+
+
+def test_rounds_without_teachers_wait_for_all_manifests_all_the_same() -> None:
+    barrier = make(published=0, teachers=())
+    assert barrier.step(LearnerUp()) == [OpenRound(1)]
+    assert feed(barrier, Announced(1, 0), ManifestHeld(1, 0), Announced(2, 0)) == [
+        FetchManifest(1, 0),
+        FetchManifest(2, 0),
+    ]
+    assert barrier.step(ManifestHeld(2, 0)) == [Collected(0), Train(1, (), ())]
+
+
+def test_teachers_are_asked_for_by_the_round_that_they_teach() -> None:
+    warmup = Barrier(OTHERS, 2, lambda number: OTHERS if number > 1 else (), published=0)
+    assert feed(warmup, LearnerUp(), *MANIFESTS)[-1] == Train(1, (), ())
+    decisions = feed(warmup, Published(1), *arrival(1, 1), *arrival(2, 1))
+    assert FetchSnapshot(1, 1) in decisions
+    assert decisions[-1] == Train(2, (1, 2), ())
+
+
+def test_a_single_peer_goes_through_all_its_rounds_alone() -> None:
+    barrier = make(others=(), teachers=())
+    assert barrier.step(LearnerUp()) == [MakeInitialModel()]
+    assert barrier.step(Published(0)) == [Collected(0), OpenRound(1), Train(1, (), ())]
+    assert barrier.step(Published(1)) == [Collected(1), OpenRound(2), Train(2, (), ())]
+    assert barrier.step(Published(2)) == [Collected(2), Finish()]
+
+
+def test_events_given_twice_change_nothing() -> None:
+    barrier = make()
+    events = [LearnerUp(), Connected(1), *MANIFESTS, *SNAPSHOTS, *TAUGHT, LearnerDown(), Disconnected(1), LearnerUp()]
+    events = [LearnerUp(), Published(0), *events]
+    for event in events:
+        barrier.step(event)
+        before = copy.deepcopy(state_of(barrier))
+        if not isinstance(event, Published):
+            assert barrier.step(event) == [], event
+        assert state_of(barrier) == before, event
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Announced(1, 0),
+        ManifestHeld(1, 0),
+        SnapshotHeld(1, 0),
+        Taught(1, 0, usable=True),
+        Taught(1, 0, usable=False),
+        # A round ahead of this peer: news worth keeping, but no files or posteriors can be of it.
+        ManifestHeld(1, 2),
+        SnapshotHeld(1, 2),
+        Taught(1, 2, usable=True),
+    ],
+)
+def test_events_about_other_rounds_change_nothing(event: Event) -> None:
+    barrier = running(1, Announced(1, 1), rounds=3)
+    before = copy.deepcopy(state_of(barrier))
+    assert barrier.step(event) == []
+    assert state_of(barrier) == before
+
+
+def test_old_news_does_not_undo_newer() -> None:
+    barrier = running(0, Announced(1, 1), Announced(1, 0), *MANIFESTS[2:])
+    assert feed(barrier, ManifestHeld(1, 0), *SNAPSHOTS, *TAUGHT, Published(1))[-2:] == [
+        FetchManifest(1, 1),
+        OpenRound(2),
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_rounds_are_published_one_by_one(number: int) -> None:
+    barrier = make(published=1, rounds=4)
+    with pytest.raises(ValueError, match=f"round {number} published after round 1"):
+        barrier.step(Published(number))
+
+
+# --- explain ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("published", "events", "sentence"),
+    [
+        (-1, [], "the learner process is starting"),
+        (-1, [LearnerUp()], "the initial model is being made"),
+        (0, [LearnerUp()], "round 1 waits for round 0 of peers 1 (not connected), 2 (not connected)"),
+        (0, [LearnerUp(), Connected(1)], "round 1 waits for round 0 of peers 1, 2 (not connected)"),
+        (0, [LearnerUp(), Connected(2), Disconnected(2), *MANIFESTS[:2]], "round 1 waits for round 0 of peer 2 (not"),
+        (0, [LearnerUp(), Connected(2), *MANIFESTS], "round 1 waits for the snapshots of peers 1 (not connected), 2"),
+        (0, [LearnerUp(), Connected(2), *MANIFESTS, SNAPSHOTS[0]], "round 1 waits for the snapshots of peer 2"),
+        (0, [LearnerUp(), *MANIFESTS, *SNAPSHOTS], "round 1 waits for the learner to run 2 of 2 teachers"),
+        (0, [LearnerUp(), *MANIFESTS, *SNAPSHOTS, TAUGHT[1]], "round 1 waits for the learner to run 1 of 2 teachers"),
+        (0, [LearnerUp(), *MANIFESTS, *SNAPSHOTS, *TAUGHT], "round 1 is being trained"),
+        (0, [LearnerUp(), *MANIFESTS, *SNAPSHOTS, *TAUGHT, LearnerDown()], "the learner process is starting"),
+        (1, [LearnerUp(), Connected(1), Connected(2)], "round 2 waits for round 1 of peers 1, 2"),
+        (
+            2,
+            [LearnerUp(), Connected(1), Announced(2, 2), ManifestHeld(2, 2)],
+            "all 2 rounds are done here; waits for the last round of peer 1",
+        ),
+        (2, [LearnerUp(), ManifestHeld(1, 2), ManifestHeld(2, 2)], "all 2 rounds are done here and everywhere"),
+    ],
+)
+def test_explain_says_what_is_waited_for(published: int, events: list[Event], sentence: str) -> None:
+    barrier = make(published=published)
+    feed(barrier, *events)
+    found = barrier.explain()
+    assert found.startswith(sentence) if sentence.endswith("(not") else found == sentence
+
+
+# --- any sequence of events ---------------------------------------------------------------------------------------------
+
+_PEERS, _ROUNDS = st.sampled_from(OTHERS), st.integers(0, 3)
+_EVENTS = st.one_of(
+    st.builds(LearnerUp),
+    st.builds(LearnerDown),
+    st.builds(Connected, _PEERS),
+    st.builds(Disconnected, _PEERS),
+    st.builds(Announced, _PEERS, _ROUNDS),
+    st.builds(ManifestHeld, _PEERS, _ROUNDS),
+    st.builds(SnapshotHeld, _PEERS, _ROUNDS),
+    st.builds(Taught, _PEERS, _ROUNDS, st.booleans()),
+    st.just("publish"),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_EVENTS, max_size=60))
+def test_whatever_comes_a_round_is_trained_only_with_everything_of_the_round_before(events: list[Any]) -> None:
+    barrier, twin = make(published=0, rounds=3), make(published=0, rounds=3)
+    seen: set[Event] = set()
+    asked: set[Decision] = set()  # by the process of now, or by the service as a whole for what it fetches
+    for item in events:
+        if item == "publish":
+            if barrier.published == barrier.rounds:
+                continue
+            item = Published(barrier.published + 1)
+        seen = set() if isinstance(item, Published) else seen | {item}
+        if isinstance(item, LearnerDown):
+            seen = {event for event in seen if not isinstance(event, Taught)}
+            asked = {each for each in asked if isinstance(each, FetchManifest | FetchSnapshot | Collected)}
+        decisions = barrier.step(item)
+        assert twin.step(item) == decisions  # equal events, equal decisions
+        assert isinstance(barrier.explain(), str)
+        for decision in decisions:
+            assert decision not in asked, "asked twice"
+            asked.add(decision)
+            if isinstance(decision, Train):
+                last = barrier.published
+                assert decision.round == last + 1 <= barrier.rounds
+                assert sorted(decision.teachers + decision.quarantined) == list(OTHERS)
+                assert seen >= {ManifestHeld(peer, last) for peer in OTHERS}
+                assert {event.peer for event in seen if isinstance(event, Taught) and event.round == last} == set(
+                    OTHERS
+                )
+
+
+# --- all interleavings of three peers -----------------------------------------------------------------------------------
+#
+# Abstract peers, each with a real barrier and a durable round. What takes time is a step of its own, and the steps of all
+# peers come in every order: answers to the barrier's decisions (a manifest, a snapshot, a teacher run), the commit of a
+# round, its showing to the others, and a crash. A crash loses everything that is not a committed round.
+
+
+@dataclass(frozen=True)
+class Show:
+    """Left to do: let the others see the round that is committed."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Left to do: make durable the round that is already visible (only in a world that does it the wrong way round)."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class PeerState:
+    """One peer; ``barrier`` is the number of a barrier state, ``todo`` the decisions that are not carried out yet."""
+
+    barrier: int
+    todo: frozenset[Any] = frozenset()
+    durable: int = -1
+    visible: int = -1
+    crashes_left: int = 1
+
+
+World = tuple[PeerState, ...]
+
+
+class ViolationError(Exception):
+    """An invariant does not hold."""
+
+
+@dataclass
+class ModelChecker:
+    """Explores every world that can be reached.
+
+    Attributes:
+        barrier: the class under test.
+        keeps: how many of its last rounds a peer keeps.
+        shows_first: rounds become visible before they are durable.
+    """
+
+    peers: int = 3
+    rounds: int = 2
+    crashes: int = 1
+    barrier: Callable[..., Barrier] = Barrier
+    keeps: int = 2
+    shows_first: bool = False
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    _barriers: list[Barrier] = field(default_factory=list)
+    _steps: dict[tuple[int, Event], tuple[int, list[Decision]]] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """Visit all worlds; returns their number.
+
+        Raises:
+            ViolationError: a broken invariant, or a world from which the peers cannot all finish.
+        """
+        worlds = [self._first()]
+        numbers = {worlds[0]: 0}
+        origins: list[list[int]] = [[]]
+        queue = deque([0])
+        while queue:
+            number = queue.popleft()
+            for world in self._next(worlds[number]):
+                if world not in numbers:
+                    self._check_distance(world)
+                    numbers[world] = len(worlds)
+                    queue.append(len(worlds))
+                    worlds.append(world)
+                    origins.append([])
+                origins[numbers[world]].append(number)
+        self._check_all_can_finish(worlds, origins)
+        return len(worlds)
+
+    # --- invariants ---
+
+    def _check_distance(self, world: World) -> None:
+        durable = [peer.durable for peer in world]
+        if max(durable) - min(durable) > 1:
+            raise ViolationError(f"more than one round apart: {durable}")
+
+    def _check_kept(self, holder: PeerState, number: int) -> None:
+        newest = max(holder.durable, holder.visible)
+        if not newest - self.keeps < number <= newest:
+            raise ViolationError(
+                f"round {number} is needed of a peer whose last is {newest} and which keeps {self.keeps}"
+            )
+
+    def _check_train(self, peer: PeerState, decision: Train) -> None:
+        if decision.round != peer.durable + 1:
+            raise ViolationError(f"{decision} after round {peer.durable}")
+        if len(decision.teachers) != self.peers - 1 or decision.quarantined:
+            raise ViolationError(f"{decision} without all the others")
+
+    def _check_all_can_finish(self, worlds: list[World], origins: list[list[int]]) -> None:
+        """Backwards from the worlds in which all have finished, every world must be reached."""
+        finished = [n for n, world in enumerate(worlds) if all(Finish() in peer.todo for peer in world)]
+        alive, stack = set(finished), finished
+        while stack:
+            fresh = [origin for origin in origins[stack.pop()] if origin not in alive]
+            alive.update(fresh)
+            stack += fresh
+        if len(alive) < len(worlds):
+            stuck = next(world for n, world in enumerate(worlds) if n not in alive)
+            raise ViolationError(f"{len(worlds) - len(alive)} worlds cannot finish, such as {stuck}")
+
+    # --- steps ---
+
+    def _first(self) -> World:
+        start = (PeerState(self._new_barrier(i, -1), crashes_left=self.crashes) for i in range(self.peers))
+        return tuple(self._tell(peer, LearnerUp()) for peer in start)
+
+    def _next(self, world: World) -> Iterator[World]:
+        for i, peer in enumerate(world):
+            for decision in peer.todo:
+                if not isinstance(decision, Finish):
+                    yield self._carry_out(world, i, decision)
+            if peer.crashes_left:
+                yield self._crash(world, i)
+
+    def _carry_out(self, world: World, i: int, decision: Any) -> World:
+        peer = replace(world[i], todo=world[i].todo - {decision})
+        match decision:
+            case FetchManifest(j, number):
+                self._check_kept(world[j], number)
+                peer = self._tell(peer, ManifestHeld(j, number))
+            case FetchSnapshot(j, number):
+                self._check_kept(world[j], number)
+                peer = self._tell(peer, SnapshotHeld(j, number))
+            case Teach(j, number):
+                peer = self._tell(peer, Taught(j, number, usable=True))
+            case MakeInitialModel():
+                return self._trained(world, i, peer, 0)
+            case Train(number):
+                self._check_train(peer, decision)
+                return self._trained(world, i, peer, number)
+            case Show(number):
+                return self._show(world, i, peer, number)
+            case Commit(number):
+                peer = replace(peer, durable=number)
+        return self._with(world, i, peer)
+
+    def _trained(self, world: World, i: int, peer: PeerState, number: int) -> World:
+        if self.shows_first:
+            return self._show(world, i, replace(peer, todo=peer.todo | {Commit(number)}), number)
+        return self._with(world, i, replace(peer, durable=number, todo=peer.todo | {Show(number)}))
+
+    def _show(self, world: World, i: int, peer: PeerState, number: int) -> World:
+        peer = self._tell(replace(peer, visible=number), Published(number))
+        return self._announce(self._with(world, i, peer), i)
+
+    def _crash(self, world: World, i: int) -> World:
+        """A peer ends anywhere, and is there again with nothing but its committed rounds."""
+        durable = world[i].durable
+        peer = PeerState(self._new_barrier(i, durable), frozenset(), durable, durable, world[i].crashes_left - 1)
+        peer = self._tell(peer, LearnerUp())
+        for j, other in enumerate(world):
+            if j != i:
+                peer = self._tell(peer, Announced(j, other.visible))
+        return self._announce(self._with(world, i, peer), i)
+
+    def _announce(self, world: World, i: int) -> World:
+        """News travels at once; the fetch that it causes may take as long as it likes."""
+        news = Announced(i, world[i].visible)
+        return tuple(peer if j == i else self._tell(peer, news) for j, peer in enumerate(world))
+
+    @staticmethod
+    def _with(world: World, i: int, peer: PeerState) -> World:
+        return (*world[:i], peer, *world[i + 1 :])
+
+    # --- barriers: real ones, one for each state, and each step is taken once ---
+
+    def _new_barrier(self, i: int, published: int) -> int:
+        others = tuple(j for j in range(self.peers) if j != i)
+        return self._number_of(self.barrier(others, self.rounds, lambda _number: others, published))
+
+    def _number_of(self, barrier: Barrier) -> int:
+        number = self._numbers.setdefault(frozen(state_of(barrier)), len(self._barriers))
+        if number == len(self._barriers):
+            self._barriers.append(barrier)
+        return number
+
+    def _tell(self, peer: PeerState, event: Event) -> PeerState:
+        key = (peer.barrier, event)
+        if key not in self._steps:
+            barrier = copy.deepcopy(self._barriers[peer.barrier])
+            todo = [each for each in barrier.step(event) if not isinstance(each, OpenRound | Collected)]
+            self._steps[key] = (self._number_of(barrier), todo)
+        number, todo = self._steps[key]
+        return replace(peer, barrier=number, todo=peer.todo.union(todo)) if todo or number != peer.barrier else peer
+
+
+def state_of(barrier: Barrier) -> dict[str, Any]:
+    """All that a barrier remembers."""
+    return {name: value for name, value in vars(barrier).items() if name != "_teachers_of"}
+
+
+def frozen(value: Any) -> Hashable:
+    """A hashable copy; the order of arrival does not count, since no invariant depends on it."""
+    if isinstance(value, dict):
+        return frozenset((key, frozen(each)) for key, each in value.items())
+    return frozenset(value) if isinstance(value, set) else value
+
+
+def test_three_peers_in_every_interleaving_with_crashes() -> None:
+    assert ModelChecker().run() > 100_000
+
+
+def test_two_peers_in_every_interleaving_with_more_rounds_and_crashes() -> None:
+    assert ModelChecker(peers=2, rounds=4, crashes=3).run() > 10_000
+
+
+class HastyBarrier(Barrier):
+    """Planted fault: trains with one teacher missing."""
+
+    def _learner_work(self) -> list[Decision]:
+        work = super()._learner_work()
+        if not self._training and self.collected == self.published and len(self._taught) == len(self._teachers) - 1:
+            self._training = True
+            work.append(Train(self.published + 1, tuple(self._taught), ()))
+        return work
+
+
+class DeafBarrier(Barrier):
+    """Planted fault: one peer need not have published the round before."""
+
+    def _decide(self) -> list[Decision]:
+        real, self.others = self.others, self.others[1:]
+        teachers, self._teachers = self._teachers, self._teachers[1:]
+        try:
+            return super()._decide()
+        finally:
+            self.others, self._teachers = real, teachers
+
+
+class ForgetfulBarrier(Barrier):
+    """Planted fault: a snapshot that came while another was on its way to the learner is never given to it."""
+
+    def _learner_work(self) -> list[Decision]:
+        work = super()._learner_work()
+        busy = len(self._given) > len(self._taught) + 1
+        return [each for each in work if not (busy and isinstance(each, Teach))]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"barrier": HastyBarrier}, "without all the others"),
+        ({"barrier": DeafBarrier}, "without all the others|more than one round apart"),
+        ({"barrier": ForgetfulBarrier}, "worlds cannot finish"),
+        ({"keeps": 1}, "is needed of a peer whose last is"),
+        ({"shows_first": True}, "more than one round apart"),
+    ],
+    ids=["a teacher missing", "a peer not waited for", "a snapshot forgotten", "keeps only round P", "visible first"],
+)
+def test_the_check_finds_planted_faults(fault: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ViolationError, match=expected):
+        ModelChecker(**fault).run()

@@ -1,0 +1,181 @@
+"""Ten real peers, three kinds of architecture, over gRPC on localhost: the whole product at its smallest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROUNDS = 3
+POOL = "resnet18@0.125,resnet18-half@0.125,cnn6@0.125"
+QUICK = ["--rounds", str(ROUNDS), "--pool", POOL, "--samples", "600", "--threads", "1", "--seed", "7"]
+
+
+def mesh(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run crad-mesh as a user would."""
+    command = [str(Path(sys.executable).with_name("crad-mesh")), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Directories of one mesh and of its simulation."""
+    folder = tmp_path_factory.mktemp("runs")
+    for command, out in (("up", "mesh"), ("simulate", "simulation")):
+        ended = mesh(command, *QUICK, "--out", out, cwd=folder)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    return folder / "mesh", folder / "simulation"
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_mesh_and_simulation_publish_the_same_bytes(runs):
+    over_grpc, in_memory = map(summary, runs)
+    assert over_grpc["transport"] == "grpc"
+    assert in_memory["transport"] == "memory"
+    assert over_grpc["config_digest"] == in_memory["config_digest"]
+    digests = [[(peer["id"], peer["snapshot_sha256"]) for peer in each["peers"]] for each in (over_grpc, in_memory)]
+    assert digests[0] == digests[1]
+    assert len({digest for _, digest in digests[0]}) == 10
+    assert {peer["arch"] for peer in over_grpc["peers"]} == set(POOL.split(","))
+
+
+def test_mesh_and_simulation_report_the_same_results(runs):
+    same = ("rounds", "complete", "best_round", "mean_global_accuracy", "mean_local_accuracy", "method", "federation")
+    of_peer = ("train_samples", "rounds_completed", "global_accuracy", "local_accuracy", "counts", "hits")
+    over_grpc, in_memory = map(summary, runs)
+    for field in same:
+        assert over_grpc[field] == in_memory[field], field
+    for one, other in zip(over_grpc["peers"], in_memory["peers"], strict=True):
+        for field in of_peer:
+            assert one[field] == other[field], (one["id"], field)
+
+
+def test_every_peer_was_taught_by_all_others_in_every_round(runs):
+    for folder in runs:
+        lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        assert [(line["round"], line["peer"]) for line in lines] == [
+            (r, p) for r in range(1, ROUNDS + 1) for p in range(10)
+        ]
+        assert all(line["teachers"] == [p for p in range(10) if p != line["peer"]] for line in lines)
+        assert all(line["seconds"]["teachers"] > 0 and line["seconds"]["train"] > 0 for line in lines)
+    assert all(
+        line["bytes_received"] > 0 for line in map(json.loads, (runs[0] / "history.jsonl").read_text().splitlines())
+    )
+
+
+def test_summary_has_the_promised_fields(runs):
+    for folder in runs:
+        found = summary(folder)
+        assert found["complete"] is True
+        assert found["wall_seconds"] > 0
+        for peer in found["peers"]:
+            assert set(peer["seconds"]) == {"wait", "transfer", "teachers", "train", "validate", "commit"}
+            assert set(peer["bytes"]) == {"sent", "received"}
+            assert peer["peak_rss_bytes"] > 50_000_000
+            assert len(peer["global_accuracy_per_class"]) == len(peer["counts"]) == len(peer["hits"]) == 10
+            assert peer["missing_teachers"] == peer["stale_teachers"] == peer["quarantined_teachers"] == []
+
+
+def test_the_run_stands_beside_the_same_peers_learning_alone(runs):
+    alone = summary(runs[0] / "alone")
+    assert alone["method"] == "local"
+    assert [peer["train_samples"] for peer in alone["peers"]] == [
+        peer["train_samples"] for peer in summary(runs[0])["peers"]
+    ]
+
+
+def test_only_two_rounds_and_the_best_stay_on_disk(runs):
+    best = summary(runs[0])["best_round"]
+    for peer in range(10):
+        kept = {int(path.name) for path in (runs[0] / "peers" / str(peer) / "rounds").iterdir()}
+        assert kept == {ROUNDS, ROUNDS - 1, best}
+
+
+def test_a_finished_run_is_shown_again_and_not_repeated(runs):
+    before = (runs[0] / "summary.json").stat().st_mtime_ns
+    ended = mesh("up", *QUICK, "--out", str(runs[0]), cwd=runs[0])
+    assert ended.returncode == 0
+    assert "holds the complete run" in ended.stdout
+    assert (runs[0] / "summary.json").stat().st_mtime_ns == before
+
+
+def test_another_federation_is_not_mixed_into_a_directory(runs):
+    ended = mesh("up", *QUICK, "--alpha", "0.5", "--out", str(runs[0]), cwd=runs[0])
+    assert ended.returncode == 3
+    assert "data.partition.alpha is 0.3 in that run and 0.5 in this command" in " ".join(ended.stderr.split())
+
+
+def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
+    command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *QUICK, "--no-alone", "--out", "again"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in process.stdout:  # type: ignore[union-attr]
+            if line.startswith("round 1 of"):
+                break
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=30)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 9, output
+    assert "run the same command again to continue" in " ".join(output.split())
+    stopped = summary(tmp_path / "again")
+    assert stopped["complete"] is False
+    assert min(peer["rounds_completed"] for peer in stopped["peers"]) >= 1
+
+    ended = mesh("up", *QUICK, "--no-alone", "--out", "again", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    expected, found = summary(runs[0]), summary(tmp_path / "again")
+    assert [p["snapshot_sha256"] for p in found["peers"]] == [p["snapshot_sha256"] for p in expected["peers"]]
+    history = [json.loads(line) for line in (tmp_path / "again" / "history.jsonl").read_text().splitlines()]
+    assert len(history) == 10 * ROUNDS  # no round was trained twice
+
+
+def test_a_killed_peer_is_started_again_and_changes_nothing(runs, tmp_path):
+    command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *QUICK, "--no-alone", "--out", "killed"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        lines = []
+        for line in process.stdout:  # type: ignore[union-attr]
+            lines.append(line)
+            if line.startswith("round 1 of"):
+                for name, peer in (("service", 2), ("learner", 5)):
+                    os.kill(
+                        int((tmp_path / "killed" / "peers" / str(peer) / f"{name}.pid").read_text()), signal.SIGKILL
+                    )
+        process.wait(timeout=120)
+    finally:
+        process.kill()
+    output = "".join(lines)
+    assert process.returncode == 0, output
+    assert "peer 2 was killed by SIGKILL; starting it again" in output
+    log = (tmp_path / "killed" / "peers" / "5" / "log.txt").read_text()
+    assert "the learner process was killed by SIGKILL; starting it again" in log
+    assert [p["snapshot_sha256"] for p in summary(tmp_path / "killed")["peers"]] == [
+        p["snapshot_sha256"] for p in summary(runs[0])["peers"]
+    ]
+
+
+def test_no_process_is_left_behind(runs):
+    for path in runs[0].glob("peers/*/*.pid"):
+        pid = int(path.read_text())
+        deadline = time.monotonic() + 10
+        while _runs(pid, runs[0]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _runs(pid, runs[0]), path
+
+
+def _runs(pid: int, folder: Path) -> bool:
+    """Whether that process is alive and is one of this run's (ids are reused)."""
+    try:
+        return str(folder) in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
