@@ -43,7 +43,7 @@ class Evaluation:
 
 
 class Client:
-    """A peer's model and data.
+    """A peer's model and data. Of the data set it keeps its own shard and the test set.
 
     A round is ``open_round``, ``teach`` for every teacher in any order, ``train``, ``validate``; then
     :meth:`snapshot` and :meth:`checkpoint` are what must be stored before the round counts as done.
@@ -69,7 +69,8 @@ class Client:
         self.classes = len(dataset.class_names)
         self.device = device
         self.round = 0
-        self._dataset = dataset
+        self._image_shape = dataset.train.images.shape[1:]
+        self._mean, self._std, self._augmentation = dataset.mean, dataset.std, dataset.augmentation
         self._train = _subset(dataset.train, split.train)
         self._validation = self._plain(_subset(dataset.train, split.validation))
         self._test = self._plain(_subset(dataset.train, split.test))
@@ -126,9 +127,9 @@ class Client:
             self._train.images,
             self._train.labels,
             batch_size=self.federation.training.batch_size,
-            augmentation=self._dataset.augmentation,
-            mean=self._dataset.mean,
-            std=self._dataset.std,
+            augmentation=self._augmentation,
+            mean=self._mean,
+            std=self._std,
             generator=generator(self.federation.seed, "local epoch", peer=self.id, round_number=number),
             device=self.device,
         )
@@ -208,11 +209,6 @@ class Client:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _image_shape(self) -> tuple[int, int, int]:
-        channels, height, width = self._dataset.train.images.shape[1:]
-        return channels, height, width
-
     def _targets(
         self, teachers: list[int], posteriors: PosteriorStore
     ) -> Callable[[slice, Tensor], Aggregation | None]:
@@ -256,8 +252,8 @@ class Client:
             samples.images,
             samples.labels,
             batch_size=inference_batch(samples.images),
-            mean=self._dataset.mean,
-            std=self._dataset.std,
+            mean=self._mean,
+            std=self._std,
             device=self.device,
         )
 

@@ -51,12 +51,35 @@ _PROGRESS_INTERVAL = 0.2
 class Learner:
     """Carries out commands on a :class:`Client`."""
 
-    def __init__(self, federation: Federation, client: Client, events: TextIO) -> None:
+    def __init__(self, federation: Federation, arguments: argparse.Namespace, events: TextIO) -> None:
+        """Load the data and report ``ready``."""
         self._federation = federation
-        self._client = client
         self._events = events
         self._teacher_seconds = 0.0
         self._last_progress = ("", 0.0)
+        device = resolve_device(arguments.device)
+        data_dir = arguments.data_dir or arguments.peers.parent
+        dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir)
+        splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
+        self._client = Client(
+            federation,
+            arguments.id,
+            dataset,
+            splits[arguments.id],
+            device=device,
+            folder=arguments.scratch,
+            progress=self.progress,
+        )
+        classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
+        archs = {peer.arch for peer in federation.peers}
+        layouts = {arch: layout_to_json(layout_of(arch, classes=classes, channels=channels)) for arch in archs}
+        self.emit(
+            "ready",
+            train_samples=self._client.train_samples,
+            classes=classes,
+            device=str(device),
+            layouts=layouts,
+        )
 
     def emit(self, event: str, **fields: Any) -> None:
         """Send one event."""
@@ -164,36 +187,7 @@ def run(arguments: argparse.Namespace, events: TextIO, commands: queue.SimpleQue
     """Load everything, report ``ready``, then carry out commands for ever."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    federation = load_federation(arguments.peers, arguments.data_dir)
-    device = resolve_device(arguments.device)
-    data_dir = arguments.data_dir or arguments.peers.parent
-    dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir)
-    splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
-
-    def progress(phase: str, step: int, steps: int) -> None:
-        learner.progress(phase, step, steps)
-
-    client = Client(
-        federation,
-        arguments.id,
-        dataset,
-        splits[arguments.id],
-        device=device,
-        folder=arguments.scratch,
-        progress=progress,
-    )
-    learner = Learner(federation, client, events)
-    classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
-    learner.emit(
-        "ready",
-        train_samples=client.train_samples,
-        classes=classes,
-        device=str(device),
-        layouts={
-            peer.arch: layout_to_json(layout_of(peer.arch, classes=classes, channels=channels))
-            for peer in federation.peers
-        },
-    )
+    learner = Learner(load_federation(arguments.peers, arguments.data_dir), arguments, events)
     while True:
         learner.carry_out(commands.get())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import safetensors
 import safetensors.torch
@@ -64,7 +64,7 @@ def as_function(skeleton: nn.Module, tensors: dict[str, Tensor]) -> Callable[[Te
     return forward
 
 
-def probe(teacher: Callable[[Tensor], Tensor], shape: tuple[int, int, int], device: torch.device) -> None:
+def probe(teacher: Callable[[Tensor], Tensor], shape: Sequence[int], device: torch.device) -> None:
     """Run two images of noise through a teacher.
 
     Args:

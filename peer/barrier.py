@@ -212,8 +212,13 @@ class Barrier:
         absent = [peer for peer in self._teachers if peer not in self._snapshots]
         if absent:
             return f"{opening} waits for the snapshots of {self._who(absent)}"
-        left = len(self._teachers) - len(self._taught)
-        return f"{opening} waits for the learner to run {left} of {len(self._teachers)} teachers"
+        done, teachers = self.teachers_done
+        return f"{opening} waits for the learner to run {teachers - done} of {teachers} teachers"
+
+    @property
+    def teachers_done(self) -> tuple[int, int]:
+        """How many of this round's teachers the learner has run, and how many there are."""
+        return len(self._taught), len(self._teachers)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 

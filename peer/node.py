@@ -229,7 +229,11 @@ class Node:
         """Note what the learner says; the event it means to the barrier, if any."""
         kind = message["event"]
         if kind == "progress":
-            await self._status.update(phase=message["phase"], step=message["step"], steps=message["steps"])
+            phase, step, steps = message["phase"], message["step"], message["steps"]
+            if phase == "teachers":  # the learner counts the samples of one teacher
+                done, teachers = self._barrier.teachers_done
+                step, steps = done * steps + step, teachers * steps
+            await self._status.update(phase=phase, step=step, steps=steps)
             return None
         if kind == "ready":
             return self._learner_ready(message)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from peer._proto.crad.v1 import peer_pb2
 
-#: Seconds between two messages of one watcher: progress is for eyes, and rounds are never skipped, only states.
+#: Seconds between two messages that only report progress.
 _MIN_INTERVAL = 0.1
 #: Seconds after which an unchanged state is sent again.
 _HEARTBEAT = 10.0
@@ -41,23 +41,35 @@ class Status:
         self._watchers += 1
         try:
             while True:
-                version = self._version
-                state = peer_pb2.PeerState.FromString(self.state.SerializeToString())
+                version, state = self._version, peer_pb2.PeerState()
+                state.CopyFrom(self.state)
                 yield state
                 if state.leaving:
                     return
-                await asyncio.sleep(_MIN_INTERVAL)
-                try:
-                    async with asyncio.timeout(_HEARTBEAT), self._changed:
-                        await self._changed.wait_for(lambda seen=version: self._version != seen)  # type: ignore[misc]
-                except TimeoutError:
-                    pass
+                await self._change(version, _steering(state))
         finally:
             self._watchers -= 1
             async with self._changed:
                 self._changed.notify_all()
 
+    async def _change(self, version: int, steering: tuple[int, int, bool]) -> None:
+        """Wait for news: what others wait for comes at once, mere progress not too often."""
+        await self._wait(lambda: _steering(self.state) != steering, _MIN_INTERVAL)
+        await self._wait(lambda: self._version != version, _HEARTBEAT)
+
+    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Until the condition holds, or the time is over."""
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            pass
+
     async def drained(self) -> None:
         """Wait until no watcher is left."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._watchers == 0)
+
+
+def _steering(state: peer_pb2.PeerState) -> tuple[int, int, bool]:
+    return state.round, state.collected, state.leaving

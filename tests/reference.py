@@ -1,7 +1,7 @@
 """The aggregation written a second time, from the text of DESIGN section 5, one number after the other.
 
-Nothing here is shared with ``crad_p2p.aggregation``: plain lists, loops, and exact fractions where numbers are compared,
-so that no rounding decides who is kept.
+Nothing here is shared with ``crad_p2p.aggregation``: plain lists, loops, and exact fractions where numbers are
+compared, so that no rounding decides who is kept.
 """
 
 from __future__ import annotations

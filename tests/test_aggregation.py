@@ -380,7 +380,7 @@ def test_uncertainty_weighs_the_confident_teacher_more() -> None:
     assert float(result.mass) == pytest.approx(1)
 
 
-# ------------------------------------------------------------------------------------------------------ the surroundings
+# ----------------------------------------------------------------------------------------------------- the surroundings
 
 
 @pytest.mark.parametrize("rule", RULES)
