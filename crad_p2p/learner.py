@@ -59,7 +59,7 @@ class Learner:
         self._last_progress = ("", 0.0)
         device = resolve_device(arguments.device)
         data_dir = arguments.data_dir or arguments.peers.parent
-        dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir)
+        dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=arguments.download)
         splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
         self._client = Client(
             federation,
@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("--id", type=int, required=True)
     parser.add_argument("--peers", type=Path, required=True)
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--download", action="store_true")
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int)

@@ -19,7 +19,7 @@ from crad_p2p.federation import Federation, load_federation
 from crad_p2p.results import Summary
 from launch import template
 from launch.collect import collect, write_results
-from launch.quick import Quick, cores, default_threads, resolve, write_federation
+from launch.quick import Quick, cores, data_directory, default_threads, resolve, write_federation
 from launch.view import Progress, result_table
 from peer.store import describe_difference
 
@@ -93,6 +93,7 @@ def up(
     console = Console()
     quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
     federation = resolve(peers, quick, data_dir)
+    data_dir = data_directory(peers, data_dir)
     out = out.resolve()
     _adopt(federation, out)
     threads = threads or default_threads(len(federation.peers))
@@ -141,13 +142,14 @@ def simulate(
     console = Console()
     quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
     federation = resolve(peers, quick, data_dir)
+    data_dir = data_directory(peers, data_dir)
     out = out.resolve()
     if (out / "peers").exists():
         raise UsageError(f"--out {out} holds a run of 'crad-mesh up'; choose another directory for the simulation")
     _make_directory(out)
     threads = threads or default_threads(len(federation.peers))
     torch.set_num_threads(threads)
-    images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir or Path(), download=download)
+    images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=download)
     with Progress(console, federation) as progress:
         summary, history = run(
             federation,
@@ -214,11 +216,11 @@ def _finished(out: Path) -> Summary | None:
     return summary if summary and summary.complete else None
 
 
-def _download(federation: Federation, data_dir: Path | None) -> None:
+def _download(federation: Federation, data_dir: Path) -> None:
     """Once, before many processes would do it at the same time."""
     from crad_p2p.data.datasets import load_dataset
 
-    load_dataset(federation.data, seed=federation.seed, data_dir=data_dir or Path(), download=True)
+    load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=True)
 
 
 def _announce(console: Console, federation: Federation, out: Path, threads: int) -> None:
@@ -234,7 +236,7 @@ def _announce(console: Console, federation: Federation, out: Path, threads: int)
 
 
 def _run_mesh(
-    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path | None
+    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path
 ) -> Summary:
     from launch.mesh import Mesh
 
@@ -258,7 +260,7 @@ def _run_mesh(
 
 
 def _run_alone(
-    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path | None
+    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path
 ) -> Summary | None:
     """The same peers, split and schedule with method ``local``, as a simulation in a process of its own."""
     folder = out / "alone"
@@ -268,9 +270,7 @@ def _run_alone(
     local = federation.model_copy(update={"method": federation.method.model_copy(update={"name": "local"})})
     write_federation(local, folder / "peers.yaml")
     command = [sys.executable, "-P", "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
-    command += ["--out", str(folder), "--threads", str(threads), "--device", device]
-    if data_dir is not None:
-        command += ["--data-dir", str(data_dir)]
+    command += ["--out", str(folder), "--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
     with console.status("For comparison: the same peers learning alone …"):
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if ended.returncode != ExitCode.COMPLETE:

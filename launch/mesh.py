@@ -43,15 +43,13 @@ class Mesh:
         *,
         threads: int,
         device: str,
-        data_dir: Path | None,
+        data_dir: Path,
         progress: Progress,
     ) -> None:
         self._federation = federation
         self._peers_file = peers_file
         self._out = out
-        self._options = ["--threads", str(threads), "--device", device]
-        if data_dir is not None:
-            self._options += ["--data-dir", str(data_dir)]
+        self._options = ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
 

@@ -90,6 +90,11 @@ def resolve(peers: Path | None, quick: Quick, data_dir: Path | None) -> Federati
     return load_federation(peers, data_dir)
 
 
+def data_directory(peers: Path | None, data_dir: Path | None) -> Path:
+    """Where the data set's files are: as given, else the federation file's folder, else the current one."""
+    return (data_dir or (peers.parent if peers else Path())).resolve()
+
+
 def free_addresses(count: int) -> list[str]:
     """Loopback addresses that nobody listens on, chosen by the system."""
     with ExitStack() as held:  # all at once, so that they differ

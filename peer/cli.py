@@ -37,6 +37,12 @@ def peer(
         Path | None,
         typer.Option(help="Where the data set's files are; by default the file's folder.", envvar="CRAD_DATA_DIR"),
     ] = None,
+    download: Annotated[
+        bool,
+        typer.Option(
+            "--download", help="Fetch the data set's files first if they are missing.", envvar="CRAD_DOWNLOAD"
+        ),
+    ] = False,
     device: Annotated[
         str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", envvar="CRAD_DEVICE")
     ] = "auto",
@@ -68,6 +74,7 @@ def peer(
         listen=listen or federation.peer(peer_id).address,
         state_dir=state_dir or Path("crad-state", str(peer_id)),
         data_dir=data_dir,
+        download=download,
         device=device,
         threads=threads,
     )

@@ -49,6 +49,7 @@ class Host:
     listen: str
     state_dir: Path
     data_dir: Path | None
+    download: bool
     device: str
     threads: int | None
 
@@ -202,6 +203,8 @@ class Node:
         arguments += ["--scratch", str(self._host.state_dir / "scratch")]
         if self._host.data_dir is not None:
             arguments += ["--data-dir", str(self._host.data_dir)]
+        if self._host.download:
+            arguments.append("--download")
         if self._host.threads is not None:
             arguments += ["--threads", str(self._host.threads)]
         while True:
