@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 
-from crad_p2p.errors import CradError, ExitCode
+from crad_p2p.errors import CradError, ExitCode, IncompleteError
+
+
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """Turn Ctrl-C into an error with a sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise IncompleteError(f"interrupted; {advice}") from None
 
 
 def run_command(app: typer.Typer, name: str) -> NoReturn:

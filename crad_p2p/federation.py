@@ -323,14 +323,15 @@ def _sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{field + ': ' if field else ''}{message}{more}"
-    if first["type"] == "string_pattern_mismatch":
+    if first["type"] in ("model_type", "model_attributes_type"):
+        message = f"must hold the fields {', '.join(_fields_at(first['loc']))}"
+    elif first["type"] == "string_pattern_mismatch":
         message = "must be lower-case letters, digits and hyphens, 63 at most"
-    return f"'{field}': {_lower(message)}, found {first['input']!r}{more}"
-
-
-def _lower(message: str) -> str:
-    message = message.removeprefix("Input ")
-    return message[:1].lower() + message[1:]
+    elif first["type"] == "too_short":
+        message = "must list at least one peer"
+    else:
+        message = message.replace("Input should be", "must be", 1)
+    return f"'{field}': {message}, found {first['input']!r}{more}"
 
 
 def _fields_at(location: tuple[int | str, ...]) -> tuple[str, ...]:

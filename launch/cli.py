@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from crad_p2p import __version__
-from crad_p2p.commands import run_command
+from crad_p2p.commands import interruptible, run_command
 from crad_p2p.errors import ConfigurationError, CradError, ExitCode, UsageError
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.results import Summary
@@ -150,7 +150,7 @@ def simulate(
     threads = threads or default_threads(len(federation.peers))
     torch.set_num_threads(threads)
     images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=download)
-    with Progress(console, federation) as progress:
+    with interruptible("a simulation starts from the beginning"), Progress(console, federation) as progress:
         summary, history = run(
             federation,
             images,

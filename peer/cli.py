@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from crad_p2p import __version__
-from crad_p2p.commands import run_command
+from crad_p2p.commands import interruptible, run_command
 from crad_p2p.federation import load_federation
 
 app = typer.Typer(add_completion=False)
@@ -78,7 +78,8 @@ def peer(
         device=device,
         threads=threads,
     )
-    asyncio.run(Node(federation, host).run())
+    with interruptible("start the same command again to continue"):
+        asyncio.run(Node(federation, host).run())
 
 
 def main() -> None:

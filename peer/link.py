@@ -158,7 +158,9 @@ class Link:
             return f"the software version is {reply.software} on {there} and {__version__} on {here}"
         try:
             agreed = json.loads(reply.agreed)
-        except ValueError:
+        except (ValueError, RecursionError):
+            agreed = None
+        if not isinstance(agreed, dict):
             return f"{there} does not say what it runs"
         return describe_difference(agreed, self._agreed, f"the file of {there}", f"the file of {here}")
 

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, error_of
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
-from crad_p2p.results import PeerResult, RoundRecord, Seconds, total
-from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
+from crad_p2p.results import PeerResult, RoundRecord, Seconds, total, write_whole
+from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, layout_from_json
 from peer import barrier as b
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits, require_loopback
@@ -140,6 +140,11 @@ class Node:
                     task.cancel()
         except* CradError as group:
             raise _first(group) from None
+        except* OSError as group:
+            raise IncompleteError(
+                f"state directory {self._host.state_dir}: {_first(group)}; all committed rounds are safe: mend the "
+                f"disk and start the same command again to continue"
+            ) from None
 
     # --- the pump: events in, decisions out --------------------------------------------------------------------------
 
@@ -349,19 +354,35 @@ class Node:
     async def _fetch_manifest(self, peer: int, number: int) -> None:
         await self._intake_known.wait()
         path = self._store.received_manifest_path(peer, number)
-        if not path.exists():
+        if not self._holds_manifest(path, peer, number):
             manifest = await self._links[peer].manifest(number, self._intake)
-            path.write_bytes(manifest.to_bytes())
+            write_whole(path, manifest.to_bytes().decode())
         self._inbox.put_nowait(b.ManifestHeld(peer, number))
 
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
         path = self._store.received_snapshot_path(peer, number)
-        if not path.exists():
+        manifest = self._received_manifest(peer, number)
+        if not await self._holds_snapshot(path, manifest):
             async with self._fetch_slots:
                 start = time.monotonic()
-                await self._links[peer].snapshot(self._received_manifest(peer, number), path, self._intake)
+                await self._links[peer].snapshot(manifest, path, self._intake)
                 self._work.transfer += time.monotonic() - start
         self._inbox.put_nowait(b.SnapshotHeld(peer, number))
+
+    def _holds_manifest(self, path: Path, peer: int, number: int) -> bool:
+        """Whether an earlier start of this process left a manifest that can be used."""
+        try:
+            self._intake.manifest(path.read_bytes(), peer, number)
+        except (FileNotFoundError, SnapshotError):
+            return False
+        return True
+
+    async def _holds_snapshot(self, path: Path, manifest: Manifest) -> bool:
+        try:
+            await asyncio.to_thread(self._intake.snapshot, path, manifest)
+        except (FileNotFoundError, SnapshotError):
+            return False
+        return True
 
     def _received_manifest(self, peer: int, number: int) -> Manifest:
         return Manifest.from_bytes(self._store.received_manifest_path(peer, number).read_bytes())
@@ -449,11 +470,10 @@ class Node:
         (self._host.state_dir / f"{name}.pid").write_text(f"{pid}\n")
 
 
-def _first(group: BaseExceptionGroup[CradError]) -> CradError:
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, CradError)
     return error
 
 

@@ -195,10 +195,11 @@ class Store:
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a killed process can leave half a line
         last = RoundRecord.from_line(whole.splitlines()[-1]).round if whole else 0
-        missing = range(last + 1, self.last_round() + 1)
-        if missing or whole != text:
-            whole += "".join((self.round_dir(number) / RECORD).read_text() for number in missing)
+        if whole != text:
             write_whole(path, whole)
+        with path.open("a") as file:
+            for number in range(last + 1, self.last_round() + 1):
+                file.write((self.round_dir(number) / RECORD).read_text())
 
     def history(self) -> list[RoundRecord]:
         """All rounds of this peer, ascending."""
