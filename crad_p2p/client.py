@@ -24,6 +24,7 @@ from crad_p2p.distillation import EpochLog, train_epoch
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
+from crad_p2p.snapshot import SnapshotError
 from crad_p2p.statistics import measure
 from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterior_of_logits
 
@@ -109,15 +110,20 @@ class Client:
         Raises:
             SnapshotError: the files do not fit this client's architecture.
         """
-        tensors = weights.decode(snapshot)
+        tensors, momentum = weights.decode(snapshot), weights.decode(checkpoint)
         weights.check_values(tensors)
-        self.model.load_state_dict(tensors)
-        momentum = weights.decode(checkpoint)
+        parameters = dict(self.model.named_parameters())
+        shapes = {_MOMENTUM + name: parameter.shape for name, parameter in parameters.items()}
+        if momentum and {name: buffer.shape for name, buffer in momentum.items()} != shapes:
+            raise SnapshotError(f"checkpoint of round {round_number} is not of {self.arch}")
+        try:
+            self.model.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise SnapshotError(f"snapshot of round {round_number} is not of {self.arch}: {error}") from None
         self._optimizer.state.clear()
-        for name, parameter in self.model.named_parameters():
-            if _MOMENTUM + name in momentum:
-                buffer = momentum[_MOMENTUM + name].to(self.device)
-                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        for name, buffer in momentum.items():
+            parameter = parameters[name.removeprefix(_MOMENTUM)]
+            self._optimizer.state[parameter]["momentum_buffer"] = buffer.to(self.device)
         self.round = round_number
 
     def open_round(self) -> None:

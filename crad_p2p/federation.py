@@ -79,7 +79,8 @@ def _check_dataset(name: str) -> str:
     raise ValueError(f"data set '{name}' is unknown{_suggest(name, (*DATASETS, 'npz:PATH'))}")
 
 
-def _check_address(address: str) -> str:
+def check_address(address: str) -> str:
+    """HOST:PORT as it is; anything else is a ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(
@@ -151,7 +152,7 @@ class PeerEntry(_Model):
     """One member. ``address`` is where the others reach it; ``arch`` defaults to the pool, by id mod 3."""
 
     id: int = Field(ge=0, le=65535)
-    address: Annotated[str, AfterValidator(_check_address)]
+    address: Annotated[str, AfterValidator(check_address)]
     arch: Annotated[str, AfterValidator(_check_architecture)]
 
     @model_validator(mode="before")
@@ -241,6 +242,20 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]
 def _span(ids: tuple[int, ...]) -> str:
     consecutive = ids == tuple(range(ids[0], ids[0] + len(ids))) and len(ids) > 2
     return f"{ids[0]} to {ids[-1]}" if consecutive else ", ".join(map(str, ids))
+
+
+def describe_difference(found: dict[str, Any], expected: dict[str, Any], there: str, here: str) -> str | None:
+    """The first field in which two sets of agreed fields differ, with both values; None if they do not."""
+    absent = object()
+    for name in sorted(found.keys() | expected.keys()):
+        theirs, ours = found.get(name, absent), expected.get(name, absent)
+        if theirs != ours:
+            values = [
+                f"{'absent' if v is absent else json.dumps(v)} in {place}"
+                for v, place in ((theirs, there), (ours, here))
+            ]
+            return f"{name} is {values[0]} and {values[1]}"
+    return None
 
 
 def is_loopback(address: str) -> bool:

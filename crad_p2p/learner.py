@@ -29,7 +29,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import torch
 
@@ -39,7 +39,7 @@ from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.partition import make_splits
 from crad_p2p.device import resolve_device
 from crad_p2p.distillation import EpochLog
-from crad_p2p.errors import CradError, ExitCode
+from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
@@ -101,10 +101,7 @@ class Learner:
                 self._client.initialise()
                 self._finish_round(EpochLog(), 0.0, Path(command["folder"]))
             case "restore":
-                folder = Path(command["folder"])
-                snapshot, checkpoint = ((folder / name).read_bytes() for name in (SNAPSHOT_FILE, CHECKPOINT_FILE))
-                self._client.restore(command["round"], snapshot, checkpoint)
-                self.emit("restored")
+                self._restore(command["round"], Path(command["folder"]))
             case "open":
                 self._client.open_round()
                 self._teacher_seconds = 0.0
@@ -117,6 +114,14 @@ class Learner:
             case "evaluate":
                 evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
                 self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=_peak_rss())
+
+    def _restore(self, number: int, folder: Path) -> None:
+        snapshot, checkpoint = ((folder / name).read_bytes() for name in (SNAPSHOT_FILE, CHECKPOINT_FILE))
+        try:
+            self._client.restore(number, snapshot, checkpoint)
+        except SnapshotError as error:
+            raise LearnerFailedError(f"{folder} is damaged: {error}; restore the state directory's disk") from None
+        self.emit("restored")
 
     def _teach(self, manifest: Manifest, path: Path) -> None:
         start = time.monotonic()
@@ -172,16 +177,18 @@ def main() -> None:
     try:
         run(arguments, events, commands)
     except CradError as error:
-        print(
-            json.dumps({"event": "failed", "exit_code": error.exit_code, "message": str(error)}),
-            file=events,
-            flush=True,
-        )
-        sys.exit(error.exit_code)
+        _fail(events, error.exit_code, str(error))
+    except OSError as error:
+        what = f"{error.filename or 'the disk'}: {error.strerror or error}"
+        _fail(events, ExitCode.INCOMPLETE, f"{what}; mend it, and start the same command again to continue")
     except torch.OutOfMemoryError as error:
-        message = f"out of memory on {arguments.device}: {error}; use a smaller batch or architecture, or --device cpu"
-        print(json.dumps({"event": "failed", "exit_code": ExitCode.LEARNER_FAILED, "message": message}), file=events)
-        sys.exit(ExitCode.LEARNER_FAILED)
+        advice = "use a smaller batch or architecture, or --device cpu"
+        _fail(events, ExitCode.LEARNER_FAILED, f"out of memory on {arguments.device}: {error}; {advice}")
+
+
+def _fail(events: TextIO, exit_code: ExitCode, message: str) -> NoReturn:
+    print(json.dumps({"event": "failed", "exit_code": exit_code, "message": message}), file=events, flush=True)
+    sys.exit(exit_code)
 
 
 def run(arguments: argparse.Namespace, events: TextIO, commands: queue.SimpleQueue[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -115,9 +116,12 @@ class Summary:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file's contents in one step: a reader sees the old text or the new, never a part."""
+    """Replace a file's contents in one durable step: the old text or the new, never a part, also after a power cut."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 

@@ -69,7 +69,9 @@ class PosteriorStore:
                 logits = teacher(self._epoch.pixels(batch))
                 file.write(posterior_of_logits(logits, temperature).cpu().numpy().tobytes())
                 progress(batch.stop, count)
-        self._maps[peer] = np.memmap(path, np.float32, "r", shape=(count, self._classes))
+        shape = (count, self._classes)
+        # An empty file cannot be mapped.
+        self._maps[peer] = np.memmap(path, np.float32, "r", shape=shape) if count else np.empty(shape, np.float32)
 
     def batch(self, peers: Sequence[int], batch: slice) -> Tensor:
         """Posteriors of some teachers on one batch, in the order of ``peers``: float32 [J, B, C] on the CPU."""

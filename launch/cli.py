@@ -15,13 +15,12 @@ from rich.console import Console
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
 from crad_p2p.errors import ConfigurationError, CradError, ExitCode, UsageError
-from crad_p2p.federation import Federation, load_federation
+from crad_p2p.federation import Federation, describe_difference, load_federation
 from crad_p2p.results import Summary
 from launch import template
 from launch.collect import collect, write_results
 from launch.quick import Quick, cores, data_directory, default_threads, resolve, write_federation
 from launch.view import Progress, result_table
-from peer.store import describe_difference
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,7 +32,9 @@ _QUICK = "Quick settings, instead of --peers"
 PeersFile = Annotated[Path | None, typer.Option(help="A whole federation file, as 'crad-mesh init' writes.")]
 Count = Annotated[int | None, typer.Option(min=1, help="Number of peers (10).", rich_help_panel=_QUICK)]
 Dataset = Annotated[str | None, typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …", rich_help_panel=_QUICK)]
-Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration (0.3).", rich_help_panel=_QUICK)]
+Alpha = Annotated[
+    float | None, typer.Option(help="Dirichlet concentration (digits: 1, else 0.3).", rich_help_panel=_QUICK)
+]
 Rounds = Annotated[int | None, typer.Option(help="Rounds R (digits: 60, else 300).", rich_help_panel=_QUICK)]
 Method = Annotated[
     str | None, typer.Option(help="crad, uniform, uncertainty, stage1, local (crad).", rich_help_panel=_QUICK)

@@ -23,10 +23,10 @@ DEMONSTRATION = "digits"
 _DEMONSTRATION_PROFILE: dict[str, Any] = {
     "pool": tuple(f"{arch}@0.25" for arch in POOL),
     "rounds": 60,
-    "method": {"distillation_weight": 0.5},
+    "alpha": 1.0,
     "training": {"batch_size": 16, "learning_rate": 0.02, "evaluate_every": 5},
 }
-_PAPER_PROFILE: dict[str, Any] = {"pool": POOL, "rounds": 300, "method": {}, "training": {}}
+_PAPER_PROFILE: dict[str, Any] = {"pool": POOL, "rounds": 300, "alpha": 0.3, "training": {}}
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,15 @@ def federation_of(quick: Quick, addresses: list[str]) -> Federation:
         dataset = f"npz:{Path(dataset.removeprefix('npz:')).resolve()}"
     profile = _DEMONSTRATION_PROFILE if dataset == DEMONSTRATION else _PAPER_PROFILE
     pool = quick.pool.split(",") if quick.pool else profile["pool"]
-    data: dict[str, Any] = {"dataset": dataset}
-    if quick.samples is not None:
-        data["samples"] = quick.samples
-    if quick.alpha is not None:
-        data["partition"] = {"alpha": quick.alpha}
     tree: dict[str, Any] = {
         "federation": "local-mesh",
         "rounds": profile["rounds"] if quick.rounds is None else quick.rounds,
-        "data": data,
-        "method": {**profile["method"], **({"name": quick.method} if quick.method else {})},
+        "data": {
+            "dataset": dataset,
+            "samples": quick.samples,
+            "partition": {"alpha": profile["alpha"] if quick.alpha is None else quick.alpha},
+        },
+        "method": {"name": quick.method or "crad"},
         "training": profile["training"],
         "peers": [{"id": i, "address": address, "arch": pool[i % len(pool)]} for i, address in enumerate(addresses)],
     }

@@ -5,4 +5,4 @@ import os
 # Read once, when grpc is first imported. The service starts its learner by exec; grpc's fork handlers would only add
 # ways to hang.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -10,7 +10,8 @@ import typer
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
-from crad_p2p.federation import load_federation
+from crad_p2p.errors import UsageError
+from crad_p2p.federation import check_address, load_federation
 
 app = typer.Typer(add_completion=False)
 
@@ -68,10 +69,14 @@ def peer(
 
     log.configure(log_format, peer_id)
     federation = load_federation(peers, data_dir)
+    try:
+        listen = check_address(listen or federation.peer(peer_id).address)
+    except ValueError as error:
+        raise UsageError(f"--listen: {error}") from None
     host = Host(
         peer_id=peer_id,
         peers_file=peers,
-        listen=listen or federation.peer(peer_id).address,
+        listen=listen,
         state_dir=state_dir or Path("crad-state", str(peer_id)),
         data_dir=data_dir,
         download=download,

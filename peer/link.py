@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
@@ -12,15 +11,14 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from crad_p2p import __version__
 from crad_p2p.errors import IncompleteError, PeersDisagreeError
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import SnapshotError
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, Waits, dial
+from peer.hello import describe_disagreement, greeting
 from peer.intake import Intake
-from peer.store import describe_difference
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class Link:
         self.peer = peer
         self.bytes_received = 0
         self._address = federation.peer(peer).address
-        self._agreed = federation.agreed()
+        self._federation = federation
         self._own_id = own_id
         self._waits = waits
         self._on_state = on_state
@@ -133,11 +131,11 @@ class Link:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     async def _hello(self) -> None:
-        request = peer_pb2.HelloRequest(
-            peer=self._own_id, software=__version__, agreed=json.dumps(self._agreed).encode()
-        )
-        reply = await self._stub.Hello(request, timeout=self._waits.connect)
-        difference = self._disagreement(reply)
+        reply = await self._stub.Hello(greeting(self._federation, self._own_id), timeout=self._waits.connect)
+        if reply.peer == self.peer:
+            difference = describe_disagreement(reply, self._federation, self._own_id)
+        else:
+            difference = f"{self._address} should be peer {self.peer}, and answers as peer {reply.peer}"
         if difference is None:
             self._has_agreed = True
         elif self._has_agreed:
@@ -149,20 +147,6 @@ class Link:
                 f"both the "
                 f"same federation file and software version"
             )
-
-    def _disagreement(self, reply: peer_pb2.HelloReply) -> str | None:
-        there, here = f"peer {self.peer}", f"peer {self._own_id}"
-        if reply.peer != self.peer:
-            return f"{self._address} should be peer {self.peer}, and answers as peer {reply.peer}"
-        if reply.software != __version__:
-            return f"the software version is {reply.software} on {there} and {__version__} on {here}"
-        try:
-            agreed = json.loads(reply.agreed)
-        except (ValueError, RecursionError):
-            agreed = None
-        if not isinstance(agreed, dict):
-            return f"{there} does not say what it runs"
-        return describe_difference(agreed, self._agreed, f"the file of {there}", f"the file of {here}")
 
     async def _states(self) -> AsyncIterator[peer_pb2.PeerState]:
         call = self._stub.Watch(peer_pb2.WatchRequest())

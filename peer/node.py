@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, error_of
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
-from crad_p2p.results import PeerResult, RoundRecord, Seconds, total, write_whole
+from crad_p2p.results import PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, layout_from_json
 from peer import barrier as b
 from peer._proto.crad.v1 import peer_pb2
@@ -80,14 +80,15 @@ class Node:
         self._store = Store(host.state_dir)
         self._status = Status()
         self._servicer = PeerServicer(federation, self._id, self._store, self._status)
-        self._inbox: asyncio.Queue[b.Event | Message] = asyncio.Queue()
+        self._inbox: asyncio.Queue[b.Event | tuple[LearnerProcess, Message]] = asyncio.Queue()
         self._fetch_slots = asyncio.Semaphore(_PARALLEL_FETCHES)
         self._links: dict[int, Link] = {}
         self._collected_by = dict.fromkeys((peer for peer in federation.ids if peer != self._id), -1)
         self._all_collected = asyncio.Event()
         self._intake_known = asyncio.Event()
         self._intake: Intake
-        self._learner: LearnerProcess | None = None
+        self._child: LearnerProcess | None = None  # the newest process
+        self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._unanswered = 0
         self._train_samples = 0
@@ -110,8 +111,8 @@ class Node:
             await self._take_part(self._store.last_round())
             await self._say_farewell()
         finally:
-            if self._learner is not None:
-                await self._learner.stop()
+            if self._child is not None:
+                await self._child.stop()
             for link in self._links.values():
                 await link.close()
             if server is not None:
@@ -138,13 +139,15 @@ class Node:
                 await self._linger()
                 for task in background:
                     task.cancel()
-        except* CradError as group:
-            raise _first(group) from None
-        except* OSError as group:
-            raise IncompleteError(
-                f"state directory {self._host.state_dir}: {_first(group)}; all committed rounds are safe: mend the "
-                f"disk and start the same command again to continue"
-            ) from None
+        except BaseExceptionGroup as group:
+            if known := group.subgroup(CradError):
+                raise _first(known) from None
+            if disk := group.subgroup(OSError):
+                raise IncompleteError(
+                    f"state directory {self._host.state_dir}: {_first(disk)}; all committed rounds are safe: mend the "
+                    f"disk and start the same command again to continue"
+                ) from None
+            raise
 
     # --- the pump: events in, decisions out --------------------------------------------------------------------------
 
@@ -152,11 +155,18 @@ class Node:
         """Feed the barrier until the last round has been evaluated."""
         said = ""
         while True:
-            message = await self._inbox.get()
-            if isinstance(message, dict) and message["event"] == "evaluated":
-                self._finish(message)
-                return
-            event = await self._learner_says(message) if isinstance(message, dict) else message
+            item = await self._inbox.get()
+            event: b.Event | None
+            if isinstance(item, tuple):
+                process, message = item
+                if message["event"] == "evaluated":
+                    self._finish(message)
+                    return
+                event = await self._learner_says(process, message)
+            else:
+                event = item
+            if isinstance(event, b.LearnerDown):
+                self._unanswered = 0
             if event is not None:
                 for decision in self._barrier.step(event):
                     await self._carry_out(decision)
@@ -214,13 +224,13 @@ class Node:
             arguments += ["--threads", str(self._host.threads)]
         while True:
             self._learner_starts += 1
-            self._learner = await LearnerProcess.start(arguments)
-            self._write_pid("learner", self._learner.pid)
-            async for message in self._learner.events():
-                self._inbox.put_nowait(message)
+            child = self._child = await LearnerProcess.start(arguments)
+            self._write_pid("learner", child.pid)
+            async for message in child.events():
                 if message["event"] == "failed":
                     raise error_of(message["exit_code"], message["message"])
-            status = await self._learner.wait()
+                self._inbox.put_nowait((child, message))
+            status = await child.wait()
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             if self._learner_starts >= _MAX_LEARNER_STARTS:
                 raise LearnerFailedError(
@@ -230,10 +240,9 @@ class Node:
                     f"safe: start the same command again to continue"
                 )
             logger.warning("the learner process %s; starting it again", how)
-            self._unanswered = 0
             self._inbox.put_nowait(b.LearnerDown())
 
-    async def _learner_says(self, message: Message) -> b.Event | None:
+    async def _learner_says(self, process: LearnerProcess, message: Message) -> b.Event | None:
         """Note what the learner says; the event it means to the barrier, if any."""
         kind = message["event"]
         if kind == "progress":
@@ -244,6 +253,7 @@ class Node:
             await self._status.update(phase=phase, step=step, steps=steps)
             return None
         if kind == "ready":
+            self._learner = process
             return self._learner_ready(message)
         self._unanswered -= 1
         event: b.Event
@@ -274,6 +284,8 @@ class Node:
     async def _commit(self, message: Message) -> b.Published:
         """Publish the round that the learner has finished: durable first, then visible."""
         number, seconds, log = message["round"], message["seconds"], message["log"]
+        if number != self._barrier.published + 1:
+            raise LearnerFailedError(f"the learner made round {number} after round {self._barrier.published}")
         statistics = ClassStatistics(**{name: tuple(values) for name, values in message["statistics"].items()})
         work = self._work
         manifest = Manifest(
@@ -356,7 +368,7 @@ class Node:
         path = self._store.received_manifest_path(peer, number)
         if not self._holds_manifest(path, peer, number):
             manifest = await self._links[peer].manifest(number, self._intake)
-            write_whole(path, manifest.to_bytes().decode())
+            self._store.save_received_manifest(manifest)
         self._inbox.put_nowait(b.ManifestHeld(peer, number))
 
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
@@ -457,11 +469,14 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, note, number.name)
         name = await told
-        raise IncompleteError(
-            f"stopped by {name} after round {max(self._barrier.published, 0)} of {self._federation.rounds}; "
-            f"start the same "
-            f"command again to continue"
-        )
+        done, rounds = self._barrier.published, self._federation.rounds
+        if done == rounds:
+            raise IncompleteError(
+                f"stopped by {name}; all {rounds} rounds are done, but other peers may still need this one: start the "
+                f"same command again to serve them"
+            )
+        where = f"after round {done} of {rounds}" if done > 0 else "before the end of its first round"
+        raise IncompleteError(f"stopped by {name} {where}; start the same command again to continue")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

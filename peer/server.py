@@ -18,6 +18,7 @@ from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
+from peer.hello import describe_disagreement
 from peer.status import Status
 from peer.store import Store
 
@@ -30,6 +31,7 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
     """Answers from what is committed on disk."""
 
     def __init__(self, federation: Federation, peer_id: int, store: Store, status: Status) -> None:
+        self._federation = federation
         self._agreed = json.dumps(federation.agreed()).encode()
         self._id = peer_id
         self._store = store
@@ -37,8 +39,10 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         self.bytes_sent = 0
 
     async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloReply:
-        """Both sides compare: the caller learns from the reply, and dials in the other direction do the same."""
-        del request, context
+        """Both sides compare. The caller ends if it must; here a disagreement is said, and the run goes on."""
+        del context
+        if difference := describe_disagreement(request, self._federation, self._id):
+            logger.warning("peer %d calls with other settings: %s", request.peer, difference)
         return peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
 
     async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:

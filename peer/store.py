@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
-from crad_p2p.federation import Federation
+from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
@@ -84,7 +86,13 @@ class Store:
         if not path.exists():
             write_whole(path, json.dumps(mine, indent=1) + "\n")
             return
-        stored = json.loads(path.read_text())
+        try:
+            stored = json.loads(path.read_text())
+        except ValueError:
+            raise ConfigurationError(
+                f"{path} is damaged; if the rounds beside it are this federation's, remove it and start again, "
+                f"otherwise choose another --state-dir"
+            ) from None
         found, expected = {"peer id": stored["peer"], **stored["agreed"]}, {"peer id": peer_id, **federation.agreed()}
         if difference := describe_difference(found, expected, "the state directory", "the federation file"):
             raise ConfigurationError(
@@ -143,11 +151,18 @@ class Store:
         """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``."""
         kept = {self.round_dir(number).name for number in keep}
         old = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
-        old += [path for path in self._received.iterdir() if int(path.name) < received_from]
+        old += [path for path in self._received.iterdir() if path.name.isdigit() and int(path.name) < received_from]
         for path in old:
             shutil.rmtree(path)
 
     # --- received rounds -------------------------------------------------------------------------------------------
+
+    def save_received_manifest(self, manifest: Manifest) -> None:
+        """Keep a peer's checked manifest. Not made durable: it can be fetched again."""
+        path = self.received_manifest_path(manifest.peer, manifest.round)
+        partial = path.with_suffix(".json.partial")
+        partial.write_bytes(manifest.to_bytes())
+        partial.rename(path)
 
     def received_manifest_path(self, peer: int, number: int) -> Path:
         return self._received_dir(number) / f"{peer}.json"
@@ -199,7 +214,11 @@ class Store:
             write_whole(path, whole)
         with path.open("a") as file:
             for number in range(last + 1, self.last_round() + 1):
-                file.write((self.round_dir(number) / RECORD).read_text())
+                record = self.round_dir(number) / RECORD
+                if record.exists():
+                    file.write(record.read_text())
+                else:
+                    logger.warning("%s has no line for round %d, which is no longer kept", path, number)
 
     def history(self) -> list[RoundRecord]:
         """All rounds of this peer, ascending."""
@@ -207,20 +226,6 @@ class Store:
         if not path.exists():
             return []
         return [RoundRecord.from_line(line) for line in path.read_text().splitlines()]
-
-
-def describe_difference(found: dict[str, Any], expected: dict[str, Any], there: str, here: str) -> str | None:
-    """The first field in which two sets of agreed fields differ, with both values; None if they do not."""
-    absent = object()
-    for name in sorted(found.keys() | expected.keys()):
-        theirs, ours = found.get(name, absent), expected.get(name, absent)
-        if theirs != ours:
-            values = [
-                f"{'absent' if v is absent else json.dumps(v)} in {place}"
-                for v, place in ((theirs, there), (ours, here))
-            ]
-            return f"{name} is {values[0]} and {values[1]}"
-    return None
 
 
 def _write_durably(path: Path, content: bytes) -> None:

@@ -285,6 +285,14 @@ def test_events_about_other_rounds_change_nothing(event: Event) -> None:
     assert state_of(barrier) == before
 
 
+def test_what_is_here_already_is_not_asked_for() -> None:
+    barrier = running(0)
+    assert barrier.step(ManifestHeld(1, 0)) == [FetchSnapshot(1, 0)]
+    assert barrier.step(Announced(1, 0)) == []
+    assert barrier.step(SnapshotHeld(2, 0)) == [Teach(2, 0)]
+    assert barrier.step(ManifestHeld(2, 0)) == [Collected(0)]
+
+
 def test_old_news_does_not_undo_newer() -> None:
     barrier = running(0, Announced(1, 1), Announced(1, 0), *MANIFESTS[2:])
     assert feed(barrier, ManifestHeld(1, 0), *SNAPSHOTS, *TAUGHT, Published(1))[-2:] == [
@@ -436,9 +444,9 @@ class ModelChecker:
     keeps: int = 2
     teaches: bool = True
     shows_first: bool = False
-    _numbers: dict[Hashable, int] = field(default_factory=dict)
-    _barriers: list[Barrier] = field(default_factory=list)
-    _steps: dict[tuple[int, Event], tuple[int, list[Decision]]] = field(default_factory=dict)
+    _numbers: dict[Hashable, int] = field(default_factory=dict, repr=False)
+    _barriers: list[Barrier] = field(default_factory=list, repr=False)
+    _steps: dict[tuple[int, Event], tuple[int, list[Decision]]] = field(default_factory=dict, repr=False)
 
     def run(self) -> int:
         """Visit all worlds; returns their number.
@@ -611,7 +619,7 @@ def test_two_peers_in_every_interleaving_with_more_rounds_and_crashes() -> None:
 
 
 def test_peers_that_do_not_teach_keep_the_distance_too() -> None:
-    assert ModelChecker(teaches=False).run() > 10_000
+    assert ModelChecker(teaches=False).run() > 5_000
 
 
 class HastyBarrier(Barrier):

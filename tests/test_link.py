@@ -1,0 +1,869 @@
+"""Link and server over real sockets on 127.0.0.1: agreement, transfers that are cut, and peers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import logging
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+import peer.server
+from crad_p2p import __version__
+from crad_p2p.errors import IncompleteError, PeersDisagreeError, PortTakenError
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.results import RoundRecord
+from crad_p2p.snapshot import SNAPSHOT_FILE, Layout, TensorSpec
+from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
+from peer.channels import CHUNK_BYTES, Waits, dial
+from peer.intake import Intake
+from peer.link import Link
+from peer.server import PeerServicer, start_server
+from peer.status import Status
+from peer.store import Store
+
+ME, PEER = 0, 1
+#: A little over five chunks.
+FLOATS = 5 * CHUNK_BYTES // 4 + 10
+LAYOUT: Layout = {"weights": TensorSpec("F32", (FLOATS,))}
+HEADER = b'{"weights": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (FLOATS, 4 * FLOATS)
+SNAPSHOT = len(HEADER).to_bytes(8, "little") + HEADER + random.Random(0).randbytes(4 * FLOATS)
+SIZE = len(SNAPSHOT)
+
+WAITS = Waits(connect=5.0, no_progress=5.0)
+
+
+@pytest.fixture(autouse=True)
+def _log_everything(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test; one that hangs fails."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 40))
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def federation(port: int, **changes: Any) -> Federation:
+    """Peers 0 and 1; ``port`` is where the calling side finds peer 1."""
+    addresses = {ME: "localhost:1", PEER: f"127.0.0.1:{port}"}
+    peers = [{"id": i, "address": address, "arch": "cnn6"} for i, address in addresses.items()]
+    return Federation.model_validate({"federation": "link-test", "peers": peers, **changes})
+
+
+INTAKE = Intake(federation(1), {"cnn6": LAYOUT}, classes=2)
+
+
+def manifest_of(number: int) -> Manifest:
+    return Manifest(
+        run=federation(1).digest(),
+        peer=PEER,
+        round=number,
+        arch="cnn6",
+        size=SIZE,
+        sha256=hashlib.sha256(SNAPSHOT).hexdigest(),
+        statistics=ClassStatistics(counts=(1, 1), hits=(0, 1), predicted=(1, 1)),
+        consumed=(),
+    )
+
+
+class Noting(PeerServicer):
+    """The real servicer; notes where snapshots were asked from."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.offsets: list[int] = []
+
+    async def GetSnapshot(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+        self.offsets.append(request.offset)
+        async for chunk in self.chunks(request, context):
+            yield chunk
+
+    async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+        async for chunk in super().GetSnapshot(request, context):
+            yield chunk
+
+
+class Remote:
+    """Peer 1: its store with published rounds, its status, and a server that can be stopped and started again."""
+
+    def __init__(self, folder: Path, kind: type[Noting] = Noting, *, peer_id: int = PEER, **changes: Any) -> None:
+        self.port = free_port()
+        self.status = Status()
+        self.store = Store(folder)
+        self._federation = federation(self.port)
+        self.store.open(self._federation, peer_id)
+        self._peer_id = peer_id
+        self._server: grpc.aio.Server | None = None
+        self._kind = kind
+        self.configure(**changes)
+
+    def configure(self, **changes: Any) -> None:
+        """Settings for the next start."""
+        self.servicer = self._kind(federation(self.port, **changes), self._peer_id, self.store, self.status)
+
+    async def publish(self, number: int) -> None:
+        staging = self.store.staging_dir(number)
+        (staging / SNAPSHOT_FILE).write_bytes(SNAPSHOT)
+        record = RoundRecord(peer=PEER, round=number, snapshot_sha256="", validation_accuracy=None)
+        self.store.commit(staging, manifest_of(number), record)
+        await self.status.update(round=number)
+
+    async def start(self) -> None:
+        self._server = await start_server(f"127.0.0.1:{self.port}", self.servicer)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=0)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Witness:
+    """Keeps what a link reports, and waits for it."""
+
+    def __init__(self) -> None:
+        self.states: asyncio.Queue[peer_pb2.PeerState] = asyncio.Queue()
+        self.connections: asyncio.Queue[bool] = asyncio.Queue()
+
+    def link(self, port: int, waits: Waits = WAITS, **changes: Any) -> Link:
+        return Link(
+            federation(port, **changes),
+            ME,
+            PEER,
+            waits,
+            on_state=lambda peer, state: self.states.put_nowait(state) if peer == PEER else None,
+            on_connection=lambda peer, up: self.connections.put_nowait(up) if peer == PEER else None,
+        )
+
+    async def state_with(self, test: Callable[[peer_pb2.PeerState], bool]) -> peer_pb2.PeerState:
+        while not test(state := await asyncio.wait_for(self.states.get(), 10)):
+            pass
+        return state
+
+    async def connection(self, up: bool) -> None:
+        while await asyncio.wait_for(self.connections.get(), 15) is not up:
+            pass
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, kind: type[Noting] = Noting, *, rounds: int = 1, **options: Any) -> Any:
+    remote = Remote(tmp_path / "remote", kind, **options)
+    try:
+        for number in range(rounds):
+            await remote.publish(number)
+        await remote.start()
+        yield remote
+    finally:
+        await remote.stop()
+        remote.close()
+
+
+@asynccontextmanager
+async def linked(port: int, waits: Waits = WAITS, **changes: Any) -> AsyncIterator[Link]:
+    link = Witness().link(port, waits, **changes)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+@asynccontextmanager
+async def stub_of(port: int) -> AsyncIterator[Any]:
+    channel = dial(f"127.0.0.1:{port}")
+    try:
+        yield peer_pb2_grpc.PeerStub(channel)  # type: ignore[no-untyped-call]
+    finally:
+        await channel.close()
+
+
+async def stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+# --- hello ------------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_peers_that_agree_are_connected_and_hear_from_one_another(tmp_path: Path) -> None:
+    witness = Witness()
+    async with serving(tmp_path) as remote:
+        link = witness.link(remote.port)
+        task = asyncio.create_task(link.watch())
+        await witness.connection(True)
+        assert (await witness.state_with(lambda _: True)).round == 0
+        await stopped(task)
+        await link.close()
+
+
+async def refusal_of(port: int, **changes: Any) -> str:
+    """What the link says of a peer that it will not talk to."""
+    async with linked(port, **changes) as link:
+        with pytest.raises(PeersDisagreeError) as raised:
+            await link.watch()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "difference"),
+    [
+        ({"seed": 1}, {"seed": 2}, "seed is 1 in the file of peer 1 and 2 in the file of peer 0"),
+        (
+            {"method": {"temperature": 4.0}},
+            {},
+            "method.temperature is 4.0 in the file of peer 1 and 3.0 in the file of peer 0",
+        ),
+        (
+            {},
+            {"federation": "other"},
+            'federation is "link-test" in the file of peer 1 and "other" in the file of peer 0',
+        ),
+    ],
+)
+@in_loop
+async def test_another_field_is_told_with_both_values(
+    tmp_path: Path, there: dict[str, Any], here: dict[str, Any], difference: str
+) -> None:
+    async with serving(tmp_path, **there) as remote:
+        found = await refusal_of(remote.port, **here)
+        assert found.startswith(f"peers 0 and 1 were started with different settings: {difference}; give both")
+
+
+@in_loop
+async def test_another_peer_at_the_address_is_told(tmp_path: Path) -> None:
+    async with serving(tmp_path, rounds=0, peer_id=7) as remote:
+        expected = f"127.0.0.1:{remote.port} should be peer 1, and answers as peer 7;"
+        assert expected in await refusal_of(remote.port)
+
+
+@in_loop
+async def test_another_version_is_told_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.server, "__version__", "9.9.9")
+
+    async with serving(tmp_path) as remote:
+        expected = f"the software version is 9.9.9 on peer 1 and {__version__} on peer 0;"
+        assert expected in await refusal_of(remote.port)
+
+
+def answering(agreed: bytes) -> type[Noting]:
+    """A peer that says this instead of its settings."""
+
+    class Odd(Noting):
+        async def Hello(self, request: Any, context: Any) -> peer_pb2.HelloReply:
+            del request, context
+            return peer_pb2.HelloReply(peer=PEER, software=__version__, agreed=agreed)
+
+    return Odd
+
+
+@pytest.mark.parametrize(
+    "agreed",
+    [b"", b"{", b"\xff\xfe\xff", b"[]", b"null", b"7", b"[" * 200_000],
+    ids=["empty", "torn", "not text", "a list", "null", "a number", "deep"],
+)
+@in_loop
+async def test_a_peer_that_says_nothing_sensible_is_refused(tmp_path: Path, agreed: bytes) -> None:
+    async with serving(tmp_path, answering(agreed)) as remote:
+        assert "peer 1 does not say what it runs" in await refusal_of(remote.port)
+
+
+@in_loop
+async def test_a_peer_that_had_agreed_and_changes_its_mind_is_only_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    witness = Witness()
+    async with serving(tmp_path) as remote:
+        link = witness.link(remote.port)
+        task = asyncio.create_task(link.watch())
+        await witness.connection(True)
+        await remote.stop()
+        remote.configure(seed=5)
+        await remote.start()
+        await witness.connection(False)
+        await until(lambda: "was started with other settings: seed is 5 in" in caplog.text)
+        assert not task.done()
+        await remote.stop()
+        remote.configure()
+        await remote.start()
+        await witness.connection(True)
+        await stopped(task)
+        await link.close()
+
+
+async def until(test: Callable[[], bool], seconds: float = 15.0) -> None:
+    """A bounded poll."""
+    async with asyncio.timeout(seconds):
+        while not test():
+            await asyncio.sleep(0.02)
+
+
+# --- watch ------------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_watch_sends_the_state_at_once_then_changes_and_ends_after_leaving(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        await remote.status.update(explanation="round 1 waits", validation_accuracy=0.25)
+        call = stub.Watch(peer_pb2.WatchRequest())
+        first = await asyncio.wait_for(call.read(), 5)
+        assert (first.round, first.collected, first.phase) == (0, -1, "start")
+        assert (first.explanation, first.validation_accuracy) == ("round 1 waits", 0.25)
+        assert not first.HasField("global_accuracy")
+        await remote.status.update(round=1, collected=0, phase="train", step=2, steps=5, validation_accuracy=None)
+        second = await asyncio.wait_for(call.read(), 5)
+        assert (second.round, second.collected, second.phase, second.step, second.steps) == (1, 0, "train", 2, 5)
+        assert not second.HasField("validation_accuracy")
+        assert not second.leaving
+        await remote.status.update(phase="done", leaving=True)
+        assert (await asyncio.wait_for(call.read(), 5)).leaving
+        assert await asyncio.wait_for(call.read(), 5) is grpc.aio.EOF
+        await asyncio.wait_for(remote.status.drained(), 5)
+
+
+@in_loop
+async def test_progress_is_told_at_a_measured_pace(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        call = stub.Watch(peer_pb2.WatchRequest())
+        await call.read()
+
+        async def work() -> None:
+            for step in range(1, 101):
+                await remote.status.update(step=step, steps=100)
+                await asyncio.sleep(0.005)
+
+        working = asyncio.create_task(work())
+        seen = []
+        while not seen or seen[-1] < 100:
+            seen.append((await asyncio.wait_for(call.read(), 5)).step)
+        await working
+        assert seen == sorted(seen)
+        assert len(seen) < 30
+        call.cancel()
+        await asyncio.wait_for(remote.status.drained(), 5)
+
+
+@in_loop
+async def test_a_new_round_is_told_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, rounds=0) as remote, stub_of(remote.port) as stub:
+        call = stub.Watch(peer_pb2.WatchRequest())
+        await call.read()
+        start = time.monotonic()
+        for number in range(30):
+            await remote.status.update(round=number)
+            while (await asyncio.wait_for(call.read(), 5)).round < number:
+                pass
+        assert time.monotonic() - start < 1.5  # at the pace of progress reports it would be three seconds
+        call.cancel()
+
+
+@in_loop
+async def test_a_slow_reader_sees_the_latest_state_not_every_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        call = stub.Watch(peer_pb2.WatchRequest())
+        await call.read()
+        for step in range(1, 200):
+            await remote.status.update(step=step, steps=199)
+        seen = []
+        while not seen or seen[-1] < 199:
+            seen.append((await asyncio.wait_for(call.read(), 5)).step)
+        assert len(seen) < 20
+        assert seen == sorted(seen)
+        call.cancel()
+        await asyncio.wait_for(remote.status.drained(), 5)
+
+
+@in_loop
+async def test_the_link_ends_when_the_peer_leaves_for_good(tmp_path: Path) -> None:
+    witness = Witness()
+    async with serving(tmp_path) as remote:
+        link = witness.link(remote.port)
+        task = asyncio.create_task(link.watch())
+        await witness.connection(True)
+        await remote.status.update(collected=0, leaving=True)
+        await asyncio.wait_for(task, 5)
+        assert (await witness.state_with(lambda state: state.leaving)).collected == 0
+        await link.close()
+
+
+@in_loop
+async def test_a_link_that_goes_down_comes_up_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    witness = Witness()
+    async with serving(tmp_path) as remote:
+        await remote.stop()
+        link = witness.link(remote.port)
+        task = asyncio.create_task(link.watch())  # started before its peer
+        await witness.connection(False)
+        await remote.start()
+        await witness.connection(True)
+        await remote.stop()
+        await witness.connection(False)
+        await remote.status.update(round=1)
+        await remote.start()
+        await witness.connection(True)
+        await witness.state_with(lambda state: state.round == 1)
+        await stopped(task)
+        await link.close()
+    assert "peer 1 at 127.0.0.1:" in caplog.text
+
+
+@in_loop
+async def test_a_silent_watch_counts_as_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Silent(Noting):
+        async def Watch(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.PeerState]:
+            del request, context
+            yield self._status.state
+            await asyncio.Event().wait()
+
+    witness = Witness()
+    async with serving(tmp_path, Silent) as remote:
+        link = witness.link(remote.port, Waits(no_progress=0.3))
+        task = asyncio.create_task(link.watch())
+        await witness.connection(True)
+        await witness.connection(False)
+        await witness.connection(True)
+        await stopped(task)
+        await link.close()
+    assert "nothing came for 0.3 s; trying again" in caplog.text
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_manifest_is_asked_for_until_it_is_published(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Counting(Noting):
+        calls = 0
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.calls += 1
+            return await super().GetManifest(request, context)
+
+    async with serving(tmp_path, Counting) as remote, linked(remote.port) as link:
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        task = asyncio.create_task(link.manifest(1, INTAKE))
+        await until(lambda: remote.servicer.calls >= 5)
+        assert not task.done()
+        await remote.publish(1)
+        assert await task == manifest_of(1)
+    assert caplog.text.count("peer 1 has not published round 1 yet; its last is 0") == 1  # said once, not at each try
+
+
+@in_loop
+async def test_a_wrong_manifest_is_refused_and_asked_for_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class WrongAtFirst(Noting):
+        calls = 0
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.calls += 1
+            if self.calls == 1:
+                return peer_pb2.GetManifestReply(document=manifest_of(5).to_bytes())
+            return await super().GetManifest(request, context)
+
+    async with serving(tmp_path, WrongAtFirst) as remote, linked(remote.port) as link:
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        assert remote.servicer.calls == 2
+    assert "manifest of round 0 of peer 1 refused: manifest says round 5, expected 0; trying again" in caplog.text
+
+
+@in_loop
+async def test_an_oversized_message_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class HugeAtFirst(Noting):
+        calls = 0
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.calls += 1
+            if self.calls == 1:
+                return peer_pb2.GetManifestReply(document=bytes(2 * CHUNK_BYTES + 1))
+            return await super().GetManifest(request, context)
+
+    async with serving(tmp_path, HugeAtFirst) as remote, linked(remote.port) as link:
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        async with stub_of(remote.port) as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Hello(peer_pb2.HelloRequest(agreed=bytes(2 * CHUNK_BYTES + 1)), timeout=5)
+            assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "resource exhausted" in caplog.text
+
+
+@in_loop
+async def test_a_compressed_answer_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    remote = Remote(tmp_path / "remote")
+    server = grpc.aio.server(compression=grpc.Compression.Gzip)
+    peer_pb2_grpc.add_PeerServicer_to_server(remote.servicer, server)  # type: ignore[no-untyped-call]
+    assert server.add_insecure_port(f"127.0.0.1:{remote.port}") == remote.port
+    await server.start()
+    witness = Witness()
+    link = witness.link(remote.port)
+    task = asyncio.create_task(link.watch())
+    await until(lambda: "internal (" in caplog.text)
+    assert not task.done()
+    assert witness.states.empty()
+    assert True not in [witness.connections.get_nowait() for _ in range(witness.connections.qsize())]
+    await stopped(task)
+    await link.close()
+    await server.stop(grace=0)
+    remote.close()
+    assert "gzip" in caplog.text
+
+
+@in_loop
+async def test_a_compressed_request_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote:
+        for compression, refused in ((grpc.Compression.NoCompression, False), (grpc.Compression.Gzip, True)):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{remote.port}", compression=compression) as channel:
+                stub = peer_pb2_grpc.PeerStub(channel)  # type: ignore[no-untyped-call]
+                call = stub.Hello(peer_pb2.HelloRequest(agreed=bytes(100_000)), timeout=5)
+                if not refused:
+                    assert (await call).peer == PEER
+                    continue
+                with pytest.raises(grpc.aio.AioRpcError, match="gzip"):
+                    await call
+
+
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+def arrived(path: Path) -> bool:
+    assert not path.with_suffix(".partial").exists()
+    return path.read_bytes() == SNAPSHOT
+
+
+@in_loop
+async def test_a_snapshot_arrives_whole_and_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert remote.servicer.offsets == [0]
+        assert link.bytes_received == remote.servicer.bytes_sent == SIZE > 5 * CHUNK_BYTES
+
+
+class Cutting:
+    """A TCP proxy that cuts its first connection after so many bytes of the server, and not before ``may_cut``."""
+
+    def __init__(self, target: int, after: int) -> None:
+        self._target, self._left = target, after
+        self.may_cut: Callable[[], bool] = lambda: True
+        self.bytes_passed = 0
+        self.connections = self.cuts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Cutting:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        ends = (writer, there_writer)
+        self._tasks |= {
+            asyncio.create_task(self._pass_on(reader, there_writer, ends, counted=False)),
+            asyncio.create_task(self._pass_on(there_reader, writer, ends, counted=True)),
+        }
+
+    async def _pass_on(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ends: tuple[asyncio.StreamWriter, ...],
+        *,
+        counted: bool,
+    ) -> None:
+        try:
+            while data := await reader.read(65536):
+                if counted:
+                    self.bytes_passed += len(data)
+                    if not self.cuts and self.bytes_passed > self._left:
+                        await until(self.may_cut)
+                        self.cuts += 1
+                        break
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            for end in ends:
+                end.transport.abort()
+
+
+@in_loop
+async def test_a_transfer_that_is_cut_is_resumed_where_it_was_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "1.safetensors"
+    async with (
+        serving(tmp_path) as remote,
+        Cutting(remote.port, after=3_500_000) as proxy,
+        linked(proxy.port) as link,
+    ):
+        proxy.may_cut = lambda: link.bytes_received >= 2 * CHUNK_BYTES
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert proxy.cuts == 1
+        first, *later = remote.servicer.offsets
+        assert first == 0
+        assert later
+        assert all(offset >= 2 * CHUNK_BYTES for offset in later)
+        assert link.bytes_received == SIZE  # no byte was written twice
+        assert proxy.bytes_passed < 1.4 * SIZE  # sent again was only what was on its way at the cut
+    assert "snapshot of round 0 of peer 1 cut at byte" in caplog.text
+
+
+@in_loop
+async def test_a_partial_file_of_an_earlier_process_is_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    path.with_suffix(".partial").write_bytes(SNAPSHOT[:3_000_001])
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert remote.servicer.offsets == [3_000_001]
+        assert link.bytes_received == SIZE - 3_000_001
+
+
+@in_loop
+async def test_a_partial_file_that_is_whole_costs_no_transfer(tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    path.with_suffix(".partial").write_bytes(SNAPSHOT)
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert link.bytes_received == remote.servicer.bytes_sent == 0
+
+
+@in_loop
+async def test_a_partial_file_of_something_else_is_fetched_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "1.safetensors"
+    path.with_suffix(".partial").write_bytes(SNAPSHOT[:1000] + b"?" + SNAPSHOT[1001:3_000_000])
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert remote.servicer.offsets == [3_000_000, 0]
+    assert "refused: sha256 of the file is" in caplog.text
+
+
+def chunk(offset: int, size: int = CHUNK_BYTES) -> peer_pb2.Chunk:
+    return peer_pb2.Chunk(offset=offset, data=SNAPSHOT[offset : offset + size])
+
+
+ENDLESS = [chunk(i * CHUNK_BYTES) for i in range(5)] + [
+    peer_pb2.Chunk(offset=i * CHUNK_BYTES, data=bytes(CHUNK_BYTES)) for i in range(5, 12)
+]
+FLIPPED = [chunk(i * CHUNK_BYTES) for i in range(6)]
+FLIPPED[4] = peer_pb2.Chunk(offset=4 * CHUNK_BYTES, data=bytes(CHUNK_BYTES))
+HEADLESS = [chunk(i * CHUNK_BYTES) for i in range(6)]
+HEADLESS[0] = peer_pb2.Chunk(offset=0, data=b"\xff" * 8 + SNAPSHOT[8:CHUNK_BYTES])
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason"),
+    [
+        ([chunk(0), chunk(2 * CHUNK_BYTES)], f"chunk of {CHUNK_BYTES} bytes at 2097152, expected one at 1048576"),
+        ([chunk(0), chunk(CHUNK_BYTES - 1)], f"chunk of {CHUNK_BYTES} bytes at 1048575, expected one at 1048576"),
+        ([chunk(1)], f"chunk of {CHUNK_BYTES} bytes at 1, expected one at 0"),
+        ([chunk(0), chunk(CHUNK_BYTES, 0)], "chunk of 0 bytes at 1048576, expected one at 1048576"),
+        ([chunk(0, CHUNK_BYTES + 1)], f"chunk of {CHUNK_BYTES + 1} bytes at 0, expected one at 0"),
+        (ENDLESS, f"stream goes on beyond the {SIZE} bytes of the manifest"),
+        ([chunk(0), chunk(CHUNK_BYTES)], f"file has {2 * CHUNK_BYTES} bytes, the manifest says {SIZE}"),
+        ([], f"file has 0 bytes, the manifest says {SIZE}"),
+        (FLIPPED, "sha256 of the file is"),
+        (HEADLESS, "safetensors header claims"),
+    ],
+    ids=["gap", "overlap", "late start", "empty", "overlong chunk", "overlong", "short", "nothing", "digest", "header"],
+)
+@in_loop
+async def test_a_wrong_stream_is_refused_and_fetched_again_from_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, chunks: list[peer_pb2.Chunk], reason: str
+) -> None:
+    class WrongAtFirst(Noting):
+        async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+            real = super().chunks(request, context)
+            if len(self.offsets) > 1:
+                async for each in real:
+                    yield each
+                return
+            for each in chunks:
+                yield each
+
+    path = tmp_path / "1.safetensors"
+    async with serving(tmp_path, WrongAtFirst) as remote, linked(remote.port) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert remote.servicer.offsets == [0, 0]
+        assert link.bytes_received <= 2 * SIZE  # what goes beyond the manifest's size is not taken in
+    assert f"snapshot of round 0 of peer 1 refused: {reason}" in caplog.text
+    assert "fetching it again from the start" in caplog.text
+
+
+@in_loop
+async def test_a_transfer_that_stands_still_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class StandsStill(Noting):
+        async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+            async for each in super().chunks(request, context):
+                yield each
+                if len(self.offsets) == 1 and each.offset == CHUNK_BYTES:
+                    await asyncio.Event().wait()
+
+    path = tmp_path / "1.safetensors"
+    waits = Waits(no_progress=0.5)
+    async with serving(tmp_path, StandsStill) as remote, linked(remote.port, waits) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert remote.servicer.offsets == [0, 2 * CHUNK_BYTES]
+        assert link.bytes_received == SIZE
+    assert f"stands still at byte {2 * CHUNK_BYTES} for 0.5 s; resuming" in caplog.text
+
+
+@in_loop
+async def test_a_slow_transfer_that_moves_is_never_cut(tmp_path: Path) -> None:
+    class Slow(Noting):
+        async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+            async for each in super().chunks(request, context):
+                yield each
+                await asyncio.sleep(0.3)  # the pace of the sender, not a wait of the test
+
+    path = tmp_path / "1.safetensors"
+    async with serving(tmp_path, Slow) as remote, linked(remote.port, Waits(no_progress=1.2)) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+        assert remote.servicer.offsets == [0]
+
+
+# --- what is not there ------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_round_that_is_gone_ends_the_run(tmp_path: Path) -> None:
+    async with serving(tmp_path, rounds=3) as remote, linked(remote.port) as link:
+        remote.store.prune([2, 1], received_from=2)
+        expected = "round 0 of peer 1 is needed here, but it answers: peer 1 does not keep round 0 any more; one of"
+        with pytest.raises(IncompleteError, match=expected):
+            await link.manifest(0, INTAKE)
+        with pytest.raises(IncompleteError, match=expected):
+            await link.snapshot(manifest_of(0), tmp_path / "1.safetensors", INTAKE)
+        assert await link.manifest(1, INTAKE) == manifest_of(1)
+
+
+@in_loop
+async def test_a_snapshot_of_another_digest_ends_the_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        other = manifest_of(0).model_copy(update={"sha256": "0" * 64})
+        with pytest.raises(IncompleteError, match=f"round 0 of peer 1 has sha256 {manifest_of(0).sha256}, not 000"):
+            await link.snapshot(other, tmp_path / "1.safetensors", INTAKE)
+
+
+@in_loop
+async def test_the_server_tells_apart_why_it_does_not_answer(tmp_path: Path) -> None:
+    digest = manifest_of(0).sha256
+
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+
+        async def code_of(offset: int = 0, **changes: Any) -> grpc.StatusCode:
+            fields = {"peer": PEER, "round": 0, "sha256": digest, "offset": offset, **changes}
+            call = stub.GetSnapshot(peer_pb2.GetSnapshotRequest(**fields), timeout=5)
+            with suppress(grpc.aio.AioRpcError):
+                while (await call.read()) is not grpc.aio.EOF:
+                    pass
+            return await call.code()
+
+        assert await code_of() == grpc.StatusCode.OK
+        assert await code_of(SIZE) == grpc.StatusCode.OK
+        assert await code_of(SIZE + 1) == grpc.StatusCode.OUT_OF_RANGE
+        assert await code_of(round=1) == grpc.StatusCode.FAILED_PRECONDITION
+        assert await code_of(peer=2) == grpc.StatusCode.NOT_FOUND
+        assert await code_of(sha256="../../lock") == grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.aio.AioRpcError, match="this is peer 1; it does not keep rounds of peer 2"):
+            await stub.GetManifest(peer_pb2.GetManifestRequest(peer=2, round=0), timeout=5)
+
+
+@in_loop
+async def test_a_stream_goes_on_though_its_round_is_deleted_meanwhile(tmp_path: Path) -> None:
+    class DeletesMeanwhile(Noting):
+        async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+            async for each in super().chunks(request, context):
+                yield each
+                if each.offset == 0:
+                    self._store.prune([], received_from=0)
+
+    path = tmp_path / "1.safetensors"
+    async with serving(tmp_path, DeletesMeanwhile) as remote, linked(remote.port) as link:
+        await link.snapshot(manifest_of(0), path, INTAKE)
+        assert arrived(path)
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote:
+        with pytest.raises(PortTakenError, match=rf"cannot listen on 127\.0\.0\.1:{remote.port}: the port is taken"):
+            await start_server(f"127.0.0.1:{remote.port}", remote.servicer)
+        with pytest.raises(PortTakenError, match="--listen"):
+            await start_server(f"localhost:{remote.port}", remote.servicer)
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            with pytest.raises(PortTakenError, match=f"cannot listen on 127.0.0.1:{port}:"):
+                await start_server(f"127.0.0.1:{port}", remote.servicer)
+        with pytest.raises(PortTakenError, match="not of this machine"):
+            await start_server(f"192.0.2.1:{free_port()}", remote.servicer)
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+@in_loop
+async def test_proxies_of_the_environment_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{free_port()}")  # nobody listens there
+
+    async with serving(tmp_path) as remote, linked(remote.port, Waits(connect=5.0)) as link:
+        async with asyncio.timeout(5):
+            assert await link.manifest(0, INTAKE) == manifest_of(0)
+
+
+@in_loop
+async def test_every_channel_has_a_connection_of_its_own(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as remote,
+        Cutting(remote.port, after=SIZE) as proxy,
+        stub_of(proxy.port) as one,
+        stub_of(proxy.port) as other,
+    ):
+        for stub in (one, other, one, other):
+            assert (await stub.Hello(peer_pb2.HelloRequest(), timeout=5)).peer == PEER
+        assert proxy.connections == 2

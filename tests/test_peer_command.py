@@ -1,0 +1,561 @@
+"""``crad-peer`` as a user meets it: sentences and exit codes, one peer from start to end, and kills at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import peer.node
+from crad_p2p import __version__
+from crad_p2p.data.datasets import load_dataset
+from crad_p2p.errors import ExitCode
+from crad_p2p.federation import Federation, load_federation
+from crad_p2p.results import PeerResult, RoundRecord
+from crad_p2p.simulation import simulate
+from peer.node import Host, Node
+from peer.store import Store
+
+COMMAND = str(Path(sys.executable).with_name("crad-peer"))
+#: Without settings of the command, and without what would make it print colours.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith("CRAD_") and name not in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
+}
+ROUNDS = 80
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def federation_file(folder: Path, *, peers: list[dict[str, Any]] | None = None, **changes: Any) -> Path:
+    """One peer with the smallest model on a hundred digits, unless changed."""
+    alone = [{"id": 0, "address": f"127.0.0.1:{free_port()}", "arch": "cnn6@0.125"}]
+    tree = {"federation": "one", "rounds": 2, "data": {"dataset": "digits", "samples": 100}, **changes}
+    path = folder / "peers.yaml"
+    path.write_text(yaml.safe_dump({**tree, "peers": peers or alone}))
+    return path
+
+
+def until(test: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+    """A bounded poll."""
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.01)
+
+
+class Peer:
+    """A running ``crad-peer`` with its state directory."""
+
+    def __init__(self, folder: Path, *options: str, state: Path, **environment: str) -> None:
+        self.state = state
+        self._log = (folder / f"{time.monotonic_ns()}.log").open("w+")
+        self.process = subprocess.Popen(
+            [COMMAND, *options],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**ENVIRONMENT, **environment},
+        )
+
+    @property
+    def output(self) -> str:
+        return Path(self._log.name).read_text()
+
+    def learner(self) -> int:
+        """Process id of the learner of now, 0 if there is none yet."""
+        path = self.state / "learner.pid"
+        return int(path.read_text() or 0) if path.exists() else 0
+
+    def last_round(self) -> int:
+        rounds = [int(path.name) for path in self.state.glob("rounds/[0-9]*")]
+        return max(rounds, default=-1)
+
+    def history(self) -> list[RoundRecord]:
+        lines = (self.state / "history.jsonl").read_text().splitlines()
+        return [RoundRecord.from_line(line) for line in lines]
+
+    def reach(self, number: int) -> None:
+        def reached() -> bool:
+            assert self.process.poll() is None, self.output
+            return self.last_round() >= number
+
+        until(reached, f"round {number} of {self.state}")
+
+    def ended(self, seconds: float = 30.0) -> int:
+        return self.process.wait(seconds)
+
+    def end(self) -> None:
+        """End the service, and the learner should it be left."""
+        learner = self.learner()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+        if learner and not has_ended(learner, self.state):
+            try:
+                until(lambda: has_ended(learner, self.state), "the learner is left behind", 10)
+            finally:
+                if not has_ended(learner, self.state):
+                    os.kill(learner, signal.SIGKILL)
+
+
+def has_ended(pid: int, state: Path) -> bool:
+    """Whether the learner of this state directory has ended; ids are reused, and a zombie has no command line."""
+    try:
+        return str(state) not in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
+    """Start peers; all of them have ended after the test."""
+    started: list[Peer] = []
+
+    def run(*options: str, state: Path | None = None, **environment: str) -> Peer:
+        state = state or tmp_path / "state"
+        common = ["--state-dir", str(state), "--device", "cpu", "--threads", "1"]
+        started.append(Peer(tmp_path, *options, *common, state=state, **environment))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.end()
+
+
+def crad_peer(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [COMMAND, *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**ENVIRONMENT, **environment},
+    )
+
+
+def assert_one_sentence(output: str, code: int, expected: ExitCode, sentence: str) -> None:
+    """The output is log lines and, last, one line for the user."""
+    assert "Traceback" not in output
+    *log, last = [line for line in output.splitlines() if not re.match(r"E\d{4} .*add_port\.cc", line)]  # grpc's own
+    assert re.fullmatch(f"crad-peer: .*{sentence}.*", last), output
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ peer \d+ (INFO|WARNING) ", line) for line in log), output
+    assert code == expected
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_version(tmp_path: Path) -> None:
+    ended = crad_peer(tmp_path, "--version")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"crad-peer {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--id", "0"], "--peers"),
+        (["--peers", "peers.yaml"], "--id"),
+        (["--id", "zero", "--peers", "peers.yaml"], "--id"),
+        (["--id", "0", "--peers", "peers.yaml", "--log-format", "xml"], "--log-format"),
+    ],
+)
+def test_usage(tmp_path: Path, options: list[str], named: str) -> None:
+    ended = crad_peer(tmp_path, *options)
+    assert ended.returncode == ExitCode.USAGE
+    assert named in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def peer_entry(**changes: Any) -> dict[str, Any]:
+    return {"id": 0, "address": "127.0.0.1:7400", "arch": "cnn6@0.125", **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "code", "sentence"),
+    [
+        ({"rounds": 0}, [], ExitCode.CONFIGURATION, r"peers\.yaml: 'rounds': must be .*found 0"),
+        (
+            {"method": {"temprature": 3}},
+            [],
+            ExitCode.CONFIGURATION,
+            r"'method\.temprature' is not a field.*temperature",
+        ),
+        (
+            {"peers": [peer_entry(arch="vgg")]},
+            [],
+            ExitCode.CONFIGURATION,
+            r"peers\.0\.arch: architecture 'vgg' is unkn",
+        ),
+        ({"data": {"dataset": "mnist"}}, [], ExitCode.CONFIGURATION, "data set 'mnist' is unknown"),
+        ({}, ["--id", "4"], ExitCode.CONFIGURATION, "peer id 4 is not in the federation file; its ids are 0"),
+        ({}, ["--peers", "none.yaml"], ExitCode.CONFIGURATION, r"none\.yaml: cannot be read \(No such file"),
+        ({}, ["--state-dir", "peers.yaml"], ExitCode.CONFIGURATION, r"state directory peers\.yaml: cannot be written"),
+        ({"peers": [peer_entry(address="10.1.2.3:7400")]}, [], ExitCode.CERTIFICATE, r"10\.1\.2\.3:7400, which is not"),
+        (
+            {"peers": [peer_entry(), peer_entry(id=1, address="b.example.org:7400")]},
+            [],
+            ExitCode.CERTIFICATE,
+            r"peer 1 has the address b\.example\.org:7400",
+        ),
+        ({}, ["--listen", "0.0.0.0:7400"], ExitCode.CERTIFICATE, r"--listen has the address 0\.0\.0\.0:7400"),
+    ],
+)
+def test_a_wrong_setting(
+    tmp_path: Path, changes: dict[str, Any], options: list[str], code: ExitCode, sentence: str
+) -> None:
+    federation_file(tmp_path, **changes)
+    # The last of an option given twice counts.
+    ended = crad_peer(tmp_path, "--id", "0", "--peers", "peers.yaml", *options)
+    assert ended.stdout == ""
+    assert_one_sentence(ended.stderr, ended.returncode, code, sentence)
+
+
+def test_a_file_that_is_not_yaml(tmp_path: Path) -> None:
+    (tmp_path / "peers.yaml").write_text("federation: one\npeers: [")
+    ended = crad_peer(tmp_path, "--id", "0", "--peers", "peers.yaml")
+    sentence = r"peers\.yaml, line 2, column \d+: is not valid YAML"
+    assert_one_sentence(ended.stderr, ended.returncode, ExitCode.CONFIGURATION, sentence)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        path = federation_file(tmp_path)
+        ended = crad_peer(tmp_path, "--id", "0", "--peers", str(path), "--listen", listen)
+    assert_one_sentence(ended.stderr, ended.returncode, ExitCode.PORT_TAKEN, f"cannot listen on {listen}: the port")
+
+
+def test_a_state_directory_in_use(tmp_path: Path) -> None:
+    path = federation_file(tmp_path)
+    store = Store(tmp_path / "crad-state/0")  # the default, under the working directory
+    store.open(load_federation(path), 0)
+    ended = crad_peer(tmp_path, "--id", "0", "--peers", str(path))
+    store.close()
+    sentence = rf"peer 0 is already running on .*crad-state/0 \(process {os.getpid()}\)"
+    assert_one_sentence(ended.stderr, ended.returncode, ExitCode.ALREADY_RUNNING, sentence)
+
+
+def test_the_state_directory_of_another_run(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    store.open(load_federation(federation_file(tmp_path, seed=1)), 0)
+    store.close()
+    path = federation_file(tmp_path, seed=2)
+    ended = crad_peer(tmp_path, "--id", "0", "--peers", str(path), "--state-dir", "state")
+    sentence = "state directory state belongs to another run: seed is 1 in the state directory and 2 in the federation"
+    assert_one_sentence(ended.stderr, ended.returncode, ExitCode.CONFIGURATION, sentence)
+
+
+def save_npz(path: Path, labels: list[int]) -> None:
+    images = np.zeros((len(labels), 8, 8), np.uint8)
+    names = np.array(["healthy", "ill"])
+    arrays = {"images": images, "labels": np.array(labels)}
+    parts = {f"{part}_{name}": array for part in ("train", "test") for name, array in arrays.items()}
+    np.savez(path, class_names=names, **parts)
+
+
+#: What only the learner can find out: changed settings, options, exit code, sentence.
+_LEARNER_CASES: dict[str, tuple[dict[str, Any], list[str], ExitCode, str]] = {
+    "missing npz": ({"data": {"dataset": "npz:none.npz"}}, [], ExitCode.DATA, r"none\.npz: not found"),
+    "label out of range": (
+        {"data": {"dataset": "npz:bad.npz"}},
+        [],
+        ExitCode.DATA,
+        r"bad\.npz: 'train_labels' row 3 is 2, but labels must be whole numbers from 0 to 1",
+    ),
+    "bad device": ({}, ["--device", "cuda:99"], ExitCode.CONFIGURATION, r"--device cuda:99: cannot be used \(.*\)"),
+}
+
+
+@pytest.fixture(scope="module")
+def learner_cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Peer]]:
+    """All started at once, since each has to wait for torch."""
+    started = {}
+    try:
+        for name, (changes, options, _, _) in _LEARNER_CASES.items():
+            folder = tmp_path_factory.mktemp("case")
+            save_npz(folder / "bad.npz", [0, 1, 0, 2, 1])
+            path = federation_file(folder, **changes)
+            common = ["--id", "0", "--peers", str(path), "--device", "cpu", "--state-dir", str(folder / "state")]
+            started[name] = Peer(folder, *common, *options, state=folder / "state")
+        yield started
+    finally:
+        for each in started.values():
+            each.end()
+
+
+@pytest.mark.parametrize("name", _LEARNER_CASES)
+def test_what_the_learner_finds_wrong(learner_cases: dict[str, Peer], name: str) -> None:
+    _, _, code, sentence = _LEARNER_CASES[name]
+    found = learner_cases[name].ended()
+    assert_one_sentence(learner_cases[name].output, found, code, sentence)
+
+
+def test_peers_that_disagree(tmp_path: Path, start: Callable[..., Peer]) -> None:
+    peers = [peer_entry(id=i, address=f"127.0.0.1:{free_port()}") for i in range(2)]
+    running = []
+    for i, seed in enumerate((11, 22)):
+        (tmp_path / str(i)).mkdir()
+        path = federation_file(tmp_path / str(i), peers=peers, seed=seed)
+        running.append(start("--id", str(i), "--peers", str(path), state=tmp_path / f"state-{i}"))
+        until(lambda: "listening" in running[-1].output, "peer listens")
+    until(lambda: any(each.process.poll() is not None for each in running), "one of two that disagree ends")
+    ended = next(each for each in running if each.process.poll() is not None)
+    i, other = running.index(ended), 1 - running.index(ended)
+    values = ("11", "22")
+    sentence = f"seed is {values[other]} in the file of peer {other} and {values[i]} in the file of peer {i};"
+    assert_one_sentence(ended.output, ended.process.returncode, ExitCode.PEERS_DISAGREE, sentence)
+
+
+# --- one peer, from start to end --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Digests of rounds 1 to ROUNDS, as the method gives them in one process without any service."""
+    path = federation_file(tmp_path_factory.mktemp("reference"), rounds=ROUNDS)
+    federation: Federation = load_federation(path)
+    dataset = load_dataset(federation.data, seed=federation.seed, data_dir=path.parent)
+    _, history = simulate(federation, dataset, device=torch.device("cpu"), threads=1)
+    assert len({record.snapshot_sha256 for record in history}) == ROUNDS
+    return [record.snapshot_sha256 for record in history]
+
+
+def assert_as_expected(peer: Peer, expected: list[str]) -> None:
+    """Every round stands in the history once, in order, with the digest that it must have."""
+    history = peer.history()
+    assert [record.round for record in history] == list(range(1, peer.last_round() + 1))
+    assert len(history) >= 2
+    digests = [record.snapshot_sha256 for record in history]
+    assert digests[: len(expected)] == expected[: len(digests)]
+
+
+def test_a_single_peer_runs_to_the_end(tmp_path: Path, start: Callable[..., Peer], expected: list[str]) -> None:
+    path = federation_file(tmp_path, rounds=2)
+    peer = start("--log-format", "json", CRAD_ID="0", CRAD_PEERS=str(path))
+    assert peer.ended() == ExitCode.COMPLETE, peer.output
+    assert_as_expected(peer, expected)
+    lines = [json.loads(line) for line in peer.output.splitlines()]
+    assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    assert "all 2 rounds are done here and everywhere" in [line["event"] for line in lines]
+
+    tree = json.loads((peer.state / "result.json").read_text())
+    best = tree.pop("best_round")
+    result = PeerResult.from_json(tree)
+    assert (result.id, result.arch, result.train_samples, result.rounds_completed) == (0, "cnn6@0.125", 80, 2)
+    assert result.snapshot_sha256 == expected[1]
+    assert best in (1, 2)
+    assert result.global_accuracy is not None
+    assert len(result.global_accuracy_per_class) == len(result.counts) == len(result.hits) == 10
+    assert result.peak_rss_bytes > 50_000_000
+    assert result.seconds.train > 0
+    assert {path.name for path in peer.state.glob("rounds/*")} == {"000001", "000002"}  # two last ones, best among them
+    assert has_ended(peer.learner(), peer.state)
+
+
+def test_a_killed_learner_is_started_again_and_changes_nothing(
+    tmp_path: Path, start: Callable[..., Peer], expected: list[str]
+) -> None:
+    path = federation_file(tmp_path, rounds=ROUNDS)
+    peer = start("--id", "0", "--peers", str(path))
+    peer.reach(3)
+    first = peer.learner()
+    os.kill(first, signal.SIGKILL)
+    assert peer.ended() == ExitCode.COMPLETE, peer.output
+    assert "WARNING the learner process was killed by SIGKILL; starting it again" in peer.output
+    assert peer.learner() != first
+    assert_as_expected(peer, expected)
+    assert len(peer.history()) == ROUNDS
+
+
+def test_a_learner_that_ends_at_every_start_is_given_up(tmp_path: Path, start: Callable[..., Peer]) -> None:
+    peer = start("--id", "0", "--peers", str(federation_file(tmp_path)))
+    killed = 0
+    for _ in range(3):
+        until(lambda: peer.learner() not in (0, killed), "another learner")  # noqa: B023
+        killed = peer.learner()
+        os.kill(killed, signal.SIGKILL)
+    code = peer.ended()
+    sentence = "the learner process was killed by SIGKILL, 3 times without finishing a round"
+    assert_one_sentence(peer.output, code, ExitCode.LEARNER_FAILED, sentence)
+    assert peer.output.count("starting it again") == 2
+
+
+def test_a_peer_that_is_stopped_before_its_first_round_ends_at_once(tmp_path: Path, start: Callable[..., Peer]) -> None:
+    peer = start("--id", "0", "--peers", str(federation_file(tmp_path)))
+    until(peer.learner, "the learner is starting")
+    peer.process.send_signal(signal.SIGTERM)
+    code = peer.ended(5)
+    assert_one_sentence(peer.output, code, ExitCode.INCOMPLETE, "stopped by SIGTERM .*start the same command again")
+
+
+def test_stopped_or_killed_at_any_time_the_same_command_continues(
+    tmp_path: Path, start: Callable[..., Peer], expected: list[str]
+) -> None:
+    command = ["--id", "0", "--peers", str(federation_file(tmp_path, rounds=100_000))]
+
+    stopped = start(*command)
+    stopped.reach(3)
+    stopped.process.send_signal(signal.SIGTERM)
+    code = stopped.ended(5)
+    reached = stopped.last_round()
+    assert reached < 99_000
+    sentence = r"stopped by SIGTERM after round \d+ of 100000; start the same command again to continue"
+    assert re.fullmatch(f"crad-peer: {sentence}", stopped.output.splitlines()[-1])
+    assert_one_sentence(stopped.output, code, ExitCode.INCOMPLETE, sentence)
+    assert has_ended(stopped.learner(), stopped.state)
+
+    killed = start(*command)
+    killed.reach(reached + 3)
+    assert f"round {reached} of" not in killed.output  # committed rounds are not trained again
+    learner = killed.learner()
+    killed.process.kill()
+    assert killed.ended() == -signal.SIGKILL
+    until(lambda: has_ended(learner, killed.state), "a learner without its service ends by itself", 5)
+    reached = killed.last_round()
+
+    again = start(*command)
+    again.reach(reached + 3)
+    again.process.send_signal(signal.SIGINT)
+    code = again.ended(5)
+    assert_one_sentence(again.output, code, ExitCode.INCOMPLETE, "stopped by SIGINT after round")
+    assert_as_expected(again, expected)
+
+
+# --- a learner that ends at a chosen moment ---------------------------------------------------------------------------
+
+
+class ScriptedLearner:
+    """Answers without training; ``is_killed`` as soon as it has finished its first round."""
+
+    pid = 0
+
+    def __init__(self, *, is_killed: bool) -> None:
+        self.commands: list[str] = []
+        self._is_killed = is_killed
+        self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._events.put_nowait({"event": "ready", "layouts": {}, "classes": 2, "train_samples": 1, "device": "cpu"})
+        self._rounds = 0
+
+    def send(self, do: str, **fields: Any) -> None:
+        self.commands.append(do)
+        if do in ("initialise", "train"):
+            self._events.put_nowait(self._trained(self._rounds, **fields))
+            self._rounds += 1
+            if self._is_killed:
+                self._events.put_nowait(None)
+        elif do == "restore":
+            self._rounds = fields["round"] + 1
+            self._events.put_nowait({"event": "restored"})
+        elif do == "evaluate":
+            accuracies = {"global_accuracy": 0.5, "local_accuracy": 0.5, "global_accuracy_per_class": [0.5, 0.5]}
+            self._events.put_nowait({"event": "evaluated", "peak_rss_bytes": 1, **accuracies})
+
+    @staticmethod
+    def _trained(number: int, folder: str, **_: Any) -> dict[str, Any]:
+        Path(folder, "snapshot.safetensors").write_bytes(b"snapshot")
+        return {
+            "event": "trained",
+            "round": number,
+            "folder": folder,
+            "size": 8,
+            "sha256": hashlib.sha256(b"snapshot").hexdigest(),
+            "statistics": {"counts": [1, 1], "hits": [1, 0], "predicted": [2, 0]},
+            "global_accuracy": None,
+            "log": {"loss": 1.0, "target_mass": None, "target_collapsed": None, "target_top1": None},
+            "seconds": {"teachers": 0.0, "train": 0.0, "validate": 0.0},
+            "peak_rss_bytes": 1,
+        }
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def wait(self) -> int:
+        return -signal.SIGKILL
+
+    async def stop(self) -> None:
+        pass
+
+
+def run_with_scripted_learners(path: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool) -> list[ScriptedLearner]:
+    """Run the service of the only peer to its end, with learners of which the first is killed or not."""
+    learners: list[ScriptedLearner] = []
+    second_started = threading.Event()
+    commit = Store.commit
+
+    class Starter:
+        @staticmethod
+        async def start(_arguments: list[str]) -> ScriptedLearner:
+            learners.append(ScriptedLearner(is_killed=kill and not learners))
+            if len(learners) == 2:
+                second_started.set()
+            return learners[-1]
+
+    def slow_commit(store: Store, *arguments: Any) -> None:
+        if kill:
+            second_started.wait(0.5)  # on a slow disk the next learner may be there before the round is
+        commit(store, *arguments)
+
+    federation = load_federation(path)
+    host = Host(
+        peer_id=0,
+        peers_file=path,
+        listen=federation.peer(0).address,
+        state_dir=path.parent / "state",
+        data_dir=None,
+        download=False,
+        device="cpu",
+        threads=1,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(peer.node, "LearnerProcess", Starter)
+        patch.setattr(Store, "commit", slow_commit)
+        asyncio.run(asyncio.wait_for(Node(federation, host).run(), 20))
+    return learners
+
+
+def test_what_a_kill_after_the_last_commit_left_out_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = federation_file(tmp_path, rounds=2)
+    (learner,) = run_with_scripted_learners(path, monkeypatch, kill=False)
+    assert learner.commands == ["initialise", "open", "train", "open", "train", "evaluate"]
+    history, result = tmp_path / "state/history.jsonl", tmp_path / "state/result.json"
+    whole = history.read_text(), json.loads(result.read_text())
+    history.write_text(whole[0].splitlines(keepends=True)[0])
+    result.unlink()
+    (learner,) = run_with_scripted_learners(path, monkeypatch, kill=False)
+    assert learner.commands == ["restore", "evaluate"]
+    assert (history.read_text(), json.loads(result.read_text())) == whole
+
+
+def test_a_learner_that_is_killed_while_its_round_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = federation_file(tmp_path, rounds=1)
+    _, second = run_with_scripted_learners(path, monkeypatch, kill=True)
+    assert second.commands == ["restore", "open", "train", "evaluate"]

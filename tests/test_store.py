@@ -1,0 +1,449 @@
+"""The state directory: what survives a kill at any moment, whose it is, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds
+from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
+from peer.store import Store, describe_difference
+
+FEDERATION = {
+    "federation": "store-test",
+    "rounds": 9,
+    "peers": [{"id": i, "address": f"127.0.0.1:{7400 + i}", "arch": "cnn6"} for i in range(3)],
+}
+ROUND_FILES = {SNAPSHOT_FILE, CHECKPOINT_FILE, "manifest.json", "record.json"}
+
+
+class KilledError(BaseException):
+    """The process ends here. Not an Exception, so that nothing handles it."""
+
+
+def federation(**changes: Any) -> Federation:
+    return Federation.model_validate({**FEDERATION, **changes})
+
+
+def manifest_of(number: int, content: bytes = b"") -> Manifest:
+    return Manifest(
+        run=federation().digest(),
+        peer=0,
+        round=number,
+        arch="cnn6",
+        size=len(content) or 1,
+        sha256=f"{number:064x}",
+        statistics=ClassStatistics(counts=(1, 2), hits=(0, 1), predicted=(2, 1)),
+        consumed=(),
+    )
+
+
+def record_of(number: int) -> RoundRecord:
+    return RoundRecord(
+        peer=0,
+        round=number,
+        snapshot_sha256=f"{number:064x}",
+        validation_accuracy=0.5,
+        teachers=(1, 2),
+        seconds=Seconds(train=2.0),
+    )
+
+
+def commit(store: Store, number: int) -> None:
+    staging = store.staging_dir(number)
+    (staging / SNAPSHOT_FILE).write_bytes(b"snapshot %d" % number)
+    (staging / CHECKPOINT_FILE).write_bytes(b"checkpoint %d" % number)
+    store.commit(staging, manifest_of(number), record_of(number))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "state")
+    store.open(federation(), 0)
+    yield store
+    store.close()
+
+
+def reopened(store: Store) -> Store:
+    """The state directory as the next process finds it."""
+    store.close()
+    following = Store(store.root)
+    following.open(federation(), 0)
+    return following
+
+
+# --- committing -------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_directory_has_no_round(store: Store) -> None:
+    assert store.last_round() == -1
+
+
+def test_a_committed_round_is_there_whole(store: Store) -> None:
+    commit(store, 0)
+    commit(store, 1)
+    assert store.last_round() == 1
+    folder = store.round_dir(1)
+    assert {path.name for path in folder.iterdir()} == ROUND_FILES
+    assert (folder / SNAPSHOT_FILE).read_bytes() == b"snapshot 1"
+    assert store.manifest(1) == manifest_of(1)
+    record = RoundRecord.from_line((folder / "record.json").read_text())
+    assert record.seconds.commit > 0
+    assert record == RoundRecord(**{**vars(record_of(1)), "seconds": record.seconds})
+    assert record.seconds.train == 2.0
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_rounds_are_ordered_by_number_beyond_six_digits(store: Store) -> None:
+    for number in (9, 10, 1_000_000):
+        commit(store, number)
+    assert store.last_round() == 1_000_000
+
+
+def test_all_is_durable_before_the_rename_and_the_rename_before_the_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(fd: int) -> None:
+        fsync(fd)
+        done.append(Path(f"/dev/fd/{fd}").resolve().name)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    commit(store, 0)
+    before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
+    assert set(before) == ROUND_FILES | {".staging-000000"}
+    assert before[-1] == ".staging-000000"  # the directory last, when all its entries are there
+    assert after == ["rounds"]
+
+
+@pytest.mark.parametrize("calls", range(1, 7))
+def test_a_kill_within_a_commit_leaves_the_last_round_or_the_whole_new_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    commit(store, 0)
+    fsync, left = os.fsync, [calls]
+
+    def killed_fsync(fd: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KilledError
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", killed_fsync)
+    with pytest.raises(KilledError):
+        commit(store, 1)
+    monkeypatch.undo()
+    store = reopened(store)
+    renamed = calls == 6  # only the fsync of the parent directory comes after the rename
+    assert store.last_round() == int(renamed)
+    assert sorted(path.name for path in store.round_dir(0).parent.iterdir()) == ["000000", "000001"][: 1 + renamed]
+    for number in range(store.last_round() + 1):
+        assert {path.name for path in store.round_dir(number).iterdir()} == ROUND_FILES
+    if not renamed:
+        commit(store, 1)
+        assert store.last_round() == 1
+    store.close()
+
+
+def test_a_kill_right_before_the_rename_leaves_the_last_round(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(store, 0)
+
+    def killed_rename(_path: Path, _target: Path) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(Path, "rename", killed_rename)
+    with pytest.raises(KilledError):
+        commit(store, 1)
+    assert store.last_round() == 0
+    assert store.manifest(0) == manifest_of(0)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "rename"])
+def test_a_full_disk_ends_the_run_and_leaves_the_last_round(
+    store: Store, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    commit(store, 0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*{"fsync": (os, "fsync"), "rename": (Path, "rename")}[failing], full)
+    with pytest.raises(IncompleteError, match=r"round 1 could not be written to .*No space left on device"):
+        commit(store, 1)
+    assert store.last_round() == 0
+
+
+def test_a_committed_round_is_never_replaced(store: Store) -> None:
+    commit(store, 0)
+    with pytest.raises(IncompleteError, match="round 0 could not be written"):
+        commit(store, 0)
+    assert (store.round_dir(0) / SNAPSHOT_FILE).read_bytes() == b"snapshot 0"
+
+
+def test_leftovers_are_cleared(store: Store) -> None:
+    commit(store, 0)
+    staging = store.staging_dir(1)
+    (staging / SNAPSHOT_FILE).write_bytes(b"half")
+    store = reopened(store)
+    assert not staging.exists()
+    assert store.last_round() == 0
+    store.close()
+
+
+def test_a_staging_directory_is_empty_each_time(store: Store) -> None:
+    (store.staging_dir(3) / "left").write_bytes(b"of a learner that ended")
+    assert list(store.staging_dir(3).iterdir()) == []
+
+
+# --- whose it is ------------------------------------------------------------------------------------------------------
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from crad_p2p.federation import Federation
+from peer.store import Store
+store = Store(Path(sys.argv[1]))
+store.open(Federation.model_validate_json(sys.argv[2]), 0)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_only_one_process_at_a_time(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path / "state"), federation().model_dump_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        store = Store(tmp_path / "state")
+        with pytest.raises(AlreadyRunningError, match=rf"already running on .*state \(process {holder.pid}\)"):
+            store.open(federation(), 0)
+    finally:
+        holder.kill()
+        holder.communicate()
+    store = Store(tmp_path / "state")
+    store.open(federation(), 0)  # a killed process holds nothing
+    assert (tmp_path / "state/lock").read_text() == str(os.getpid())
+    store.close()
+
+
+def test_the_lock_names_the_process_of_now_only(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("123456789012")  # of an earlier one
+    store = Store(tmp_path)
+    store.open(federation(), 0)
+    assert (tmp_path / "lock").read_text() == str(os.getpid())
+    store.close()
+
+
+def test_a_closed_store_lets_go_of_the_lock(store: Store) -> None:
+    rival = Store(store.root)
+    with pytest.raises(AlreadyRunningError, match=f"process {os.getpid()}"):
+        rival.open(federation(), 0)
+    store.close()
+    rival.open(federation(), 0)
+    rival.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "peer_id", "difference"),
+    [
+        ({}, 2, "peer id is 0 in the state directory and 2 in the federation file"),
+        ({"seed": 7}, 0, "seed is 1024 in the state directory and 7 in the federation file"),
+        ({"rounds": 10}, 0, "rounds is 9 in the state directory and 10 in the federation file"),
+        (
+            {"method": {"temperature": 2.0}},
+            0,
+            "method.temperature is 3.0 in the state directory and 2.0 in the federation file",
+        ),
+        (
+            {"peers": FEDERATION["peers"][:2]},  # type: ignore[index]
+            0,
+            'peers.2.arch is "cnn6" in the state directory and absent in the federation file',
+        ),
+    ],
+)
+def test_the_state_of_another_run_is_refused(
+    store: Store, changes: dict[str, Any], peer_id: int, difference: str
+) -> None:
+    commit(store, 0)
+    store.close()
+    with pytest.raises(ConfigurationError) as raised:
+        Store(store.root).open(federation(**changes), peer_id)
+    assert str(store.root) in str(raised.value)
+    assert f"belongs to another run: {difference};" in str(raised.value)
+    assert store.last_round() == 0
+
+
+def test_other_addresses_are_the_same_run(store: Store) -> None:
+    store.close()
+    moved = [{**peer, "address": f"127.0.0.1:{9000 + peer['id']}"} for peer in FEDERATION["peers"]]  # type: ignore
+    store.open(federation(peers=moved), 0)
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(ConfigurationError, match=r"state directory .*state.*cannot be written \(.+\).*--state-dir"):
+        Store(tmp_path / "state" / below).open(federation(), 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_write_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(ConfigurationError, match=r"cannot be written \(Permission denied\)"):
+            Store(tmp_path / "state").open(federation(), 0)
+    finally:
+        tmp_path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "sentence"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": 1, "c": 0, "b": "x"}, {"a": 1, "b": "y"}, 'b is "x" in there and "y" in here'),
+        ({"a": 1}, {}, "a is 1 in there and absent in here"),
+        ({}, {"a": None}, "a is absent in there and null in here"),
+    ],
+)
+def test_the_first_difference_is_told_with_both_values(
+    found: dict[str, Any], expected: dict[str, Any], sentence: str | None
+) -> None:
+    assert describe_difference(found, expected, "there", "here") == sentence
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def rounds_in_history(store: Store) -> list[int]:
+    lines = (store.root / "history.jsonl").read_text().splitlines()
+    assert [RoundRecord.from_line(line) for line in lines] == store.history()
+    return [json.loads(line)["round"] for line in lines]
+
+
+@pytest.fixture
+def with_history(store: Store) -> Store:
+    for number in range(4):
+        commit(store, number)
+        store.record_history()
+    return store
+
+
+def test_history_has_one_line_a_round_from_round_one_on(with_history: Store) -> None:
+    assert rounds_in_history(with_history) == [1, 2, 3]
+    before = (with_history.root / "history.jsonl").read_bytes()
+    with_history.record_history()
+    assert (with_history.root / "history.jsonl").read_bytes() == before
+
+
+def test_there_is_no_history_before_round_one(store: Store) -> None:
+    store.record_history()
+    assert store.history() == []
+    commit(store, 0)
+    store.record_history()
+    assert store.history() == []
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_lines_that_a_killed_process_left_out_are_added(with_history: Store, missing: int) -> None:
+    path = with_history.root / "history.jsonl"
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:-missing]))
+    with_history.record_history()
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("torn", [1, 2, 40])
+def test_a_torn_line_is_replaced(with_history: Store, torn: int) -> None:
+    path = with_history.root / "history.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-torn])
+    with_history.record_history()
+    assert path.read_text() == whole
+
+
+def test_a_torn_line_of_a_round_that_is_not_committed_goes(with_history: Store) -> None:
+    path = with_history.root / "history.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + '{"peer": 0, "rou')
+    with_history.record_history()
+    assert path.read_text() == whole
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_prune_keeps_what_it_is_told_to_and_what_was_received_since(store: Store) -> None:
+    for number in range(6):
+        commit(store, number)
+        store.received_manifest_path(1, number).write_text("{}")
+        store.received_snapshot_path(2, number).write_bytes(b"snapshot")
+        store.received_snapshot_path(2, number).with_suffix(".partial").write_bytes(b"part")
+    staging = store.staging_dir(6)
+    store.prune([5, 4, 2], received_from=5)
+    assert sorted(path.name for path in (store.root / "rounds").iterdir()) == [
+        ".staging-000006",
+        "000002",
+        "000004",
+        "000005",
+    ]
+    assert staging.is_dir()
+    assert [path.name for path in (store.root / "received").iterdir()] == ["000005"]
+    assert {path.name for path in (store.root / "received/000005").iterdir()} == {
+        "1.json",
+        "2.safetensors",
+        "2.partial",
+    }
+    assert store.last_round() == 5
+
+
+def test_received_files_are_told_apart_by_peer_and_round(store: Store) -> None:
+    places = {
+        path(peer, number)
+        for path in (store.received_manifest_path, store.received_snapshot_path)
+        for peer in (1, 2)
+        for number in (0, 1)
+    }
+    assert len(places) == 8
+    assert all(place.parent.is_dir() for place in places)
+
+
+def test_the_best_round_is_saved_and_loaded(store: Store) -> None:
+    assert store.load_best() == BestRound()
+    store.save_best(BestRound(3, 0.75))
+    store = reopened(store)
+    assert store.load_best() == BestRound(3, 0.75)
+    store.close()
+
+
+def test_the_result_is_written_whole(store: Store) -> None:
+    assert store.result() is None
+    result = PeerResult(
+        id=0, arch="cnn6", train_samples=5, rounds_completed=9, snapshot_sha256="ab", seconds=Seconds(train=1.5)
+    )
+    store.save_result(result, 4)
+    tree = json.loads((store.root / "result.json").read_text())
+    assert tree.pop("best_round") == 4
+    assert PeerResult.from_json(tree) == result == store.result()
+    assert not list(store.root.glob("*.partial"))
