@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -66,20 +67,16 @@ class Link:
         """
         async for attempt in _attempts():
             try:
-                await self._hello()
+                with self._call():
+                    await self._hello()
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
-                async for state in self._states():
-                    self._on_state(self.peer, state)
-                    if state.leaving:
+                with self._call():
+                    if await self._follow():
                         return
                 reason = "it ended the stream"
-            except _StrangerError as error:
-                reason = f"it was started with other settings: {error}"
-            except grpc.aio.AioRpcError as error:
-                reason = _describe(error)
-            except TimeoutError:
-                reason = f"nothing came for {self._waits.no_progress:g} s"
+            except _CallError as error:
+                reason = str(error)
             self._on_connection(self.peer, False)
             attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again")
 
@@ -92,13 +89,12 @@ class Link:
         request = peer_pb2.GetManifestRequest(peer=self.peer, round=number)
         async for attempt in _attempts():
             try:
-                reply = await self._stub.GetManifest(request, timeout=self._waits.connect)
+                with self._call():
+                    reply = await self._stub.GetManifest(request, timeout=self._waits.connect)
                 return intake.manifest(reply.document, self.peer, number)
-            except grpc.aio.AioRpcError as error:
+            except _CallError as error:
                 self._raise_if_gone(error, number)
-                attempt.failed(
-                    logger, f"manifest of round {number} of peer {self.peer}: {_describe(error)}; trying again"
-                )
+                attempt.failed(logger, f"manifest of round {number} of peer {self.peer}: {error}; trying again")
             except SnapshotError as error:
                 attempt.failed(logger, f"manifest of round {number} of peer {self.peer} refused: {error}; trying again")
         raise AssertionError("attempts never end")
@@ -113,20 +109,17 @@ class Link:
         what = f"snapshot of round {manifest.round} of peer {self.peer}"
         async for attempt in _attempts():
             try:
-                await self._download(manifest, partial)
+                with self._call():
+                    await self._download(manifest, partial)
                 await asyncio.to_thread(intake.snapshot, partial, manifest)
                 partial.rename(path)
                 return
             except SnapshotError as error:
                 partial.unlink(missing_ok=True)
                 attempt.failed(logger, f"{what} refused: {error}; fetching it again from the start")
-            except grpc.aio.AioRpcError as error:
+            except _CallError as error:
                 self._raise_if_gone(error, manifest.round)
-                attempt.failed(logger, f"{what} cut at byte {_size(partial)}: {_describe(error)}; resuming")
-            except TimeoutError:
-                attempt.failed(
-                    logger, f"{what} stands still at byte {_size(partial)} for {self._waits.no_progress:g} s; resuming"
-                )
+                attempt.failed(logger, f"{what} cut at byte {_size(partial)}: {error}; resuming")
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -140,21 +133,41 @@ class Link:
             self._has_agreed = True
         elif self._has_agreed:
             # It was restarted with other settings. It will end by itself; nothing is wrong here.
-            raise _StrangerError(difference)
+            raise _CallError(f"it was started with other settings: {difference}")
         else:
             raise PeersDisagreeError(
                 f"peers {self._own_id} and {self.peer} were started with different settings: {difference}; give "
-                f"both the "
-                f"same federation file and software version"
+                f"both the same federation file and software version"
             )
 
-    async def _states(self) -> AsyncIterator[peer_pb2.PeerState]:
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Turn whatever ends a call early into :class:`_CallError`."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            name = error.code().name.lower().replace("_", " ")
+            raise _CallError(f"{name} ({error.details()})", error.code()) from None
+        except TimeoutError:
+            raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
+        except asyncio.CancelledError:
+            # grpc raises this too when the other side cancels a call; it must not end this task without a word.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise _CallError("the call was cancelled") from None
+
+    async def _follow(self) -> bool:
+        """Pass on every state of the peer; whether it has said that it leaves."""
         call = self._stub.Watch(peer_pb2.WatchRequest())
         try:
             while (state := await asyncio.wait_for(call.read(), self._waits.no_progress)) is not grpc.aio.EOF:
-                yield state
+                self._on_state(self.peer, state)
+                if state.leaving:
+                    return True
         finally:
             call.cancel()
+        return False
 
     async def _download(self, manifest: Manifest, partial: Path) -> None:
         """Append to ``partial`` what is missing.
@@ -168,7 +181,7 @@ class Link:
         )
         call = self._stub.GetSnapshot(request)
         try:
-            with partial.open("ab", buffering=0) as file:
+            with partial.open("ab") as file:
                 while (chunk := await asyncio.wait_for(call.read(), self._waits.no_progress)) is not grpc.aio.EOF:
                     if chunk.offset != offset or not 0 < len(chunk.data) <= CHUNK_BYTES:
                         raise SnapshotError(
@@ -182,16 +195,20 @@ class Link:
         finally:
             call.cancel()
 
-    def _raise_if_gone(self, error: grpc.aio.AioRpcError, number: int) -> None:
-        if error.code() == grpc.StatusCode.NOT_FOUND:
+    def _raise_if_gone(self, error: _CallError, number: int) -> None:
+        if error.code == grpc.StatusCode.NOT_FOUND:
             raise IncompleteError(
-                f"round {number} of peer {self.peer} is needed here, but it answers: {error.details()}; one of the two "
+                f"round {number} of peer {self.peer} is needed here, but it answers: {error}; one of the two "
                 f"lost its latest rounds (an older state directory, perhaps): put back the newer one"
             )
 
 
-class _StrangerError(Exception):
-    """A peer that had agreed before does so no longer."""
+class _CallError(Exception):
+    """Why a call did not get to its end, and gRPC's code where there is one."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class _Attempt:
@@ -219,10 +236,6 @@ async def _attempts() -> AsyncIterator[_Attempt]:
         yield attempt
         await asyncio.sleep(random.uniform(attempt.delay / 2, attempt.delay))
         attempt.delay = min(2 * attempt.delay, _LONGEST_DELAY)
-
-
-def _describe(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name.lower().replace('_', ' ')} ({error.details()})"
 
 
 def _size(path: Path) -> int:

@@ -126,7 +126,7 @@ class Node:
             lambda number: self._federation.teachers_of(self._id, number),
             published,
         )
-        await self._show_published()
+        self._show_published()
         self._start_work()
         for peer in self._barrier.others:
             if published >= 0 and self._store.received_manifest_path(peer, published).exists():
@@ -174,7 +174,7 @@ class Node:
             if explanation != said:
                 said = explanation
                 logger.info(explanation)
-            await self._status.update(explanation=explanation)
+            self._status.update(explanation=explanation)
 
     async def _carry_out(self, decision: b.Decision) -> None:
         match decision:
@@ -194,7 +194,7 @@ class Node:
                 )
             case b.Collected(number):
                 self._choose_best(number)
-                await self._status.update(collected=number)
+                self._status.update(collected=number)
             case b.Train(number, teachers, quarantined):
                 self._work.training_since = time.monotonic()
                 self._work.quarantined = quarantined
@@ -250,7 +250,7 @@ class Node:
             if phase == "teachers":  # the learner counts the samples of one teacher
                 done, teachers = self._barrier.teachers_done
                 step, steps = done * steps + step, teachers * steps
-            await self._status.update(phase=phase, step=step, steps=steps)
+            self._status.update(phase=phase, step=step, steps=steps)
             return None
         if kind == "ready":
             self._learner = process
@@ -266,7 +266,7 @@ class Node:
         else:
             event = await self._commit(message)
         if not self._unanswered:
-            await self._status.update(phase="wait", step=0, steps=0)
+            self._status.update(phase="wait", step=0, steps=0)
         return event
 
     def _learner_ready(self, message: Message) -> b.Event | None:
@@ -325,7 +325,7 @@ class Node:
         kept = {number, number - 1, self._best.round}
         self._store.prune((each for each in kept if each is not None), received_from=number)
         self._start_work()
-        await self._show_published(message["global_accuracy"])
+        self._show_published(message["global_accuracy"])
         logger.info(
             "round %d of %d is published, validation accuracy %s",
             number,
@@ -334,11 +334,11 @@ class Node:
         )
         return b.Published(number)
 
-    async def _show_published(self, global_accuracy: float | None = None) -> None:
+    def _show_published(self, global_accuracy: float | None = None) -> None:
         number = self._store.last_round()
         accuracy = self._store.manifest(number).statistics.accuracy if number >= 0 else None
         known = {} if global_accuracy is None else {"global_accuracy": global_accuracy}
-        await self._status.update(round=number, validation_accuracy=accuracy, **known)
+        self._status.update(round=number, validation_accuracy=accuracy, **known)
 
     def _start_work(self) -> None:
         self._work = _RoundWork(time.monotonic(), self._servicer.bytes_sent, self._bytes_received())
@@ -439,7 +439,7 @@ class Node:
 
     async def _linger(self) -> None:
         """Serve on until every other peer has what it needs."""
-        await self._status.update(phase="linger", step=0, steps=0)
+        self._status.update(phase="linger", step=0, steps=0)
         if not self._collected_by:
             return
         try:
@@ -452,10 +452,8 @@ class Node:
 
     async def _say_farewell(self) -> None:
         """Let those who watch read that this peer leaves, and has collected everything."""
-        await self._status.update(phase="done", leaving=True)
-        try:
-            await asyncio.wait_for(self._status.drained(), _FAREWELL)
-        except TimeoutError:
+        self._status.update(phase="done", leaving=True)
+        if not await self._status.drained(_FAREWELL):
             logger.info("someone still watches; leaving all the same")
 
     async def _stop_on_signal(self) -> NoReturn:

@@ -20,11 +20,11 @@ class Status:
     def __init__(self) -> None:
         self.state = peer_pb2.PeerState(round=-1, collected=-1, phase="start")
         self._version = 0
-        self._changed = asyncio.Condition()
         self._watchers = 0
+        self._changed: asyncio.Future[None] | None = None  # done at the next change, for those who wait
 
-    async def update(self, **fields: Any) -> None:
-        """Set fields and wake the watchers."""
+    def update(self, **fields: Any) -> None:
+        """Set fields (None clears one) and wake the watchers."""
         before = self.state.SerializeToString()
         for name, value in fields.items():
             if value is None:
@@ -32,9 +32,8 @@ class Status:
             else:
                 setattr(self.state, name, value)
         if self.state.SerializeToString() != before:
-            async with self._changed:
-                self._version += 1
-                self._changed.notify_all()
+            self._version += 1
+            self._wake()
 
     async def watch(self) -> AsyncIterator[peer_pb2.PeerState]:
         """The state now and after every change; ends after the state with ``leaving`` set."""
@@ -46,29 +45,38 @@ class Status:
                 yield state
                 if state.leaving:
                     return
-                await self._change(version, _steering(state))
+                await self._news(version, _steering(state))
         finally:
             self._watchers -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            self._wake()
 
-    async def _change(self, version: int, steering: tuple[int, int, bool]) -> None:
-        """Wait for news: what others wait for comes at once, mere progress not too often."""
-        await self._wait(lambda: _steering(self.state) != steering, _MIN_INTERVAL)
-        await self._wait(lambda: self._version != version, _HEARTBEAT)
+    async def drained(self, seconds: float) -> bool:
+        """Wait until no watcher is left, at most so long; whether none is."""
+        await self._until(lambda: self._watchers == 0, seconds)
+        return self._watchers == 0
 
-    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Until the condition holds, or the time is over."""
-        try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(condition)
-        except TimeoutError:
-            pass
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
 
-    async def drained(self) -> None:
-        """Wait until no watcher is left."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._watchers == 0)
+    async def _news(self, version: int, steering: tuple[int, int, bool]) -> None:
+        """Wait for a change: what others wait for comes at once, mere progress not too often."""
+        await self._until(lambda: _steering(self.state) != steering, _MIN_INTERVAL)
+        await self._until(lambda: self._version != version, _HEARTBEAT)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait for the condition, at most so long.
+
+        Not by ``asyncio.timeout``: one that expires just as its block ends leaves, before Python 3.13, a cancellation
+        behind that hits the task at its next await, and a watcher would end without a word.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        while not condition() and (left := deadline - clock()) > 0:
+            if self._changed is None:
+                self._changed = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._changed], timeout=left)
 
 
 def _steering(state: peer_pb2.PeerState) -> tuple[int, int, bool]:

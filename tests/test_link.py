@@ -129,7 +129,7 @@ class Remote:
         (staging / SNAPSHOT_FILE).write_bytes(SNAPSHOT)
         record = RoundRecord(peer=PEER, round=number, snapshot_sha256="", validation_accuracy=None)
         self.store.commit(staging, manifest_of(number), record)
-        await self.status.update(round=number)
+        self.status.update(round=number)
 
     async def start(self) -> None:
         self._server = await start_server(f"127.0.0.1:{self.port}", self.servicer)
@@ -203,6 +203,53 @@ async def stub_of(port: int) -> AsyncIterator[Any]:
 async def stopped(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+# --- calls that the other side cancels --------------------------------------------------------------------------------
+
+
+class Cancelling(Noting):
+    """Cancels the first call of each kind, as a server does that shuts down under load."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.cancelled: set[str] = set()
+
+    async def once(self, name: str, context: Any) -> None:
+        if name not in self.cancelled:
+            self.cancelled.add(name)
+            await context.abort(grpc.StatusCode.CANCELLED, "going away")
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.PeerState]:
+        await self.once("Watch", context)
+        async for state in super().Watch(request, context):
+            yield state
+
+    async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+        await self.once("GetManifest", context)
+        return await super().GetManifest(request, context)
+
+    async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+        await self.once("GetSnapshot", context)
+        async for chunk in super().chunks(request, context):
+            yield chunk
+
+
+@in_loop
+async def test_a_cancelled_call_is_made_again(tmp_path: Path) -> None:
+    witness = Witness()
+    async with serving(tmp_path, Cancelling) as remote:
+        link = witness.link(remote.port)
+        task = asyncio.create_task(link.watch())
+        try:
+            await witness.state_with(lambda state: state.round == 0)
+            manifest = await asyncio.wait_for(link.manifest(0, INTAKE), 10)
+            await asyncio.wait_for(link.snapshot(manifest, tmp_path / "1.safetensors", INTAKE), 10)
+        finally:
+            await stopped(task)
+            await link.close()
+        assert remote.servicer.cancelled == {"Watch", "GetManifest", "GetSnapshot"}
+    assert (tmp_path / "1.safetensors").read_bytes() == SNAPSHOT
 
 
 # --- hello ------------------------------------------------------------------------------------------------------------
@@ -327,21 +374,21 @@ async def until(test: Callable[[], bool], seconds: float = 15.0) -> None:
 @in_loop
 async def test_watch_sends_the_state_at_once_then_changes_and_ends_after_leaving(tmp_path: Path) -> None:
     async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
-        await remote.status.update(explanation="round 1 waits", validation_accuracy=0.25)
+        remote.status.update(explanation="round 1 waits", validation_accuracy=0.25)
         call = stub.Watch(peer_pb2.WatchRequest())
         first = await asyncio.wait_for(call.read(), 5)
         assert (first.round, first.collected, first.phase) == (0, -1, "start")
         assert (first.explanation, first.validation_accuracy) == ("round 1 waits", 0.25)
         assert not first.HasField("global_accuracy")
-        await remote.status.update(round=1, collected=0, phase="train", step=2, steps=5, validation_accuracy=None)
+        remote.status.update(round=1, collected=0, phase="train", step=2, steps=5, validation_accuracy=None)
         second = await asyncio.wait_for(call.read(), 5)
         assert (second.round, second.collected, second.phase, second.step, second.steps) == (1, 0, "train", 2, 5)
         assert not second.HasField("validation_accuracy")
         assert not second.leaving
-        await remote.status.update(phase="done", leaving=True)
+        remote.status.update(phase="done", leaving=True)
         assert (await asyncio.wait_for(call.read(), 5)).leaving
         assert await asyncio.wait_for(call.read(), 5) is grpc.aio.EOF
-        await asyncio.wait_for(remote.status.drained(), 5)
+        assert await remote.status.drained(5)
 
 
 @in_loop
@@ -352,7 +399,7 @@ async def test_progress_is_told_at_a_measured_pace(tmp_path: Path) -> None:
 
         async def work() -> None:
             for step in range(1, 101):
-                await remote.status.update(step=step, steps=100)
+                remote.status.update(step=step, steps=100)
                 await asyncio.sleep(0.005)
 
         working = asyncio.create_task(work())
@@ -363,7 +410,7 @@ async def test_progress_is_told_at_a_measured_pace(tmp_path: Path) -> None:
         assert seen == sorted(seen)
         assert len(seen) < 30
         call.cancel()
-        await asyncio.wait_for(remote.status.drained(), 5)
+        assert await remote.status.drained(5)
 
 
 @in_loop
@@ -373,7 +420,7 @@ async def test_a_new_round_is_told_at_once(tmp_path: Path) -> None:
         await call.read()
         start = time.monotonic()
         for number in range(30):
-            await remote.status.update(round=number)
+            remote.status.update(round=number)
             while (await asyncio.wait_for(call.read(), 5)).round < number:
                 pass
         assert time.monotonic() - start < 1.5  # at the pace of progress reports it would be three seconds
@@ -386,14 +433,14 @@ async def test_a_slow_reader_sees_the_latest_state_not_every_one(tmp_path: Path)
         call = stub.Watch(peer_pb2.WatchRequest())
         await call.read()
         for step in range(1, 200):
-            await remote.status.update(step=step, steps=199)
+            remote.status.update(step=step, steps=199)
         seen = []
         while not seen or seen[-1] < 199:
             seen.append((await asyncio.wait_for(call.read(), 5)).step)
         assert len(seen) < 20
         assert seen == sorted(seen)
         call.cancel()
-        await asyncio.wait_for(remote.status.drained(), 5)
+        assert await remote.status.drained(5)
 
 
 @in_loop
@@ -403,7 +450,7 @@ async def test_the_link_ends_when_the_peer_leaves_for_good(tmp_path: Path) -> No
         link = witness.link(remote.port)
         task = asyncio.create_task(link.watch())
         await witness.connection(True)
-        await remote.status.update(collected=0, leaving=True)
+        remote.status.update(collected=0, leaving=True)
         await asyncio.wait_for(task, 5)
         assert (await witness.state_with(lambda state: state.leaving)).collected == 0
         await link.close()
@@ -421,7 +468,7 @@ async def test_a_link_that_goes_down_comes_up_again(tmp_path: Path, caplog: pyte
         await witness.connection(True)
         await remote.stop()
         await witness.connection(False)
-        await remote.status.update(round=1)
+        remote.status.update(round=1)
         await remote.start()
         await witness.connection(True)
         await witness.state_with(lambda state: state.round == 1)
@@ -744,7 +791,7 @@ async def test_a_transfer_that_stands_still_is_resumed(tmp_path: Path, caplog: p
         assert arrived(path)
         assert remote.servicer.offsets == [0, 2 * CHUNK_BYTES]
         assert link.bytes_received == SIZE
-    assert f"stands still at byte {2 * CHUNK_BYTES} for 0.5 s; resuming" in caplog.text
+    assert f"cut at byte {2 * CHUNK_BYTES}: nothing came for 0.5 s; resuming" in caplog.text
 
 
 @in_loop
