@@ -15,6 +15,7 @@ from crad_p2p.federation import Federation
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import dial
+from peer.waiting import within
 
 #: Seconds that peers get to leave after SIGTERM.
 _GRACE = 8.0
@@ -136,7 +137,7 @@ class Mesh:
         deadline = time.monotonic() + _GRACE
         for process in running:
             try:
-                await asyncio.wait_for(process.wait(), max(0.0, deadline - time.monotonic()))
+                await within(max(0.0, deadline - time.monotonic()), process.wait())
             except TimeoutError:
                 process.kill()
                 await process.wait()

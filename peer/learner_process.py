@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from peer.waiting import within
+
 #: Longest line of the learner; ``ready`` carries the layouts of all architectures.
 _LINE_BYTES = 16 << 20
 #: Seconds a learner has to end by itself before it is killed.
@@ -60,7 +62,7 @@ class LearnerProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _GRACE)
+            await within(_GRACE, self._process.wait())
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

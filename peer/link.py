@@ -20,6 +20,7 @@ from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, Waits, dial
 from peer.hello import describe_disagreement, greeting
 from peer.intake import Intake
+from peer.waiting import within
 
 logger = logging.getLogger(__name__)
 
@@ -150,18 +151,12 @@ class Link:
             raise _CallError(f"{name} ({error.details()})", error.code()) from None
         except TimeoutError:
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
-        except asyncio.CancelledError:
-            # grpc raises this too when the other side cancels a call; it must not end this task without a word.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise _CallError("the call was cancelled") from None
 
     async def _follow(self) -> bool:
         """Pass on every state of the peer; whether it has said that it leaves."""
         call = self._stub.Watch(peer_pb2.WatchRequest())
         try:
-            while (state := await asyncio.wait_for(call.read(), self._waits.no_progress)) is not grpc.aio.EOF:
+            while (state := await within(self._waits.no_progress, call.read())) is not grpc.aio.EOF:
                 self._on_state(self.peer, state)
                 if state.leaving:
                     return True
@@ -182,7 +177,7 @@ class Link:
         call = self._stub.GetSnapshot(request)
         try:
             with partial.open("ab") as file:
-                while (chunk := await asyncio.wait_for(call.read(), self._waits.no_progress)) is not grpc.aio.EOF:
+                while (chunk := await within(self._waits.no_progress, call.read())) is not grpc.aio.EOF:
                     if chunk.offset != offset or not 0 < len(chunk.data) <= CHUNK_BYTES:
                         raise SnapshotError(
                             f"chunk of {len(chunk.data)} bytes at {chunk.offset}, expected one at {offset}"

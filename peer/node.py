@@ -27,6 +27,7 @@ from peer.link import Link
 from peer.server import PeerServicer, start_server
 from peer.status import Status
 from peer.store import Store
+from peer.waiting import within
 
 logger = logging.getLogger(__name__)
 
@@ -443,7 +444,7 @@ class Node:
         if not self._collected_by:
             return
         try:
-            await asyncio.wait_for(self._all_collected.wait(), self._waits.linger)
+            await within(self._waits.linger, self._all_collected.wait())
         except TimeoutError:
             late = sorted(peer for peer, number in self._collected_by.items() if number < self._federation.rounds)
             logger.warning(

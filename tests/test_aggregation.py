@@ -63,7 +63,7 @@ def assert_matches_reference(q: Tensor, n: Tensor, h: Tensor, **options: Any) ->
     return expected
 
 
-# ------------------------------------------------------------------------------------------ against the second reading
+# ------------------------------------------------------------------------------------------- against the second reading
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -144,7 +144,7 @@ def test_samples_do_not_touch_each_other(inputs: dict[str, Any]) -> None:
         assert torch.equal(alone.kept[:, 0], whole.kept[:, b])
 
 
-# --------------------------------------------------------------------------------------------------------- the filter
+# ----------------------------------------------------------------------------------------------------------- the filter
 
 
 def kept_of(values: list[float], supported: list[bool] | None = None) -> list[bool]:
@@ -217,7 +217,7 @@ def test_what_counts_as_a_tie() -> None:
     assert spread(0.0, 1e-11) == far
 
 
-# -------------------------------------------------------------------------------------------------------- the weights
+# ---------------------------------------------------------------------------------------------------------- the weights
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_support_is_what_min_support_says() -> None:
     assert aggregate(q, n, h).kept[:, 0].int().tolist() == [[0, 1], [1, 1]]  # two by default
 
 
-# -------------------------------------------------------------------------------------------- empty classes, lost mass
+# --------------------------------------------------------------------------------------------- empty classes, lost mass
 
 
 def test_a_class_without_support() -> None:

@@ -816,7 +816,7 @@ async def test_a_slow_transfer_that_moves_is_never_cut(tmp_path: Path) -> None:
 async def test_a_round_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     async with serving(tmp_path, rounds=3) as remote, linked(remote.port) as link:
         remote.store.prune([2, 1], received_from=2)
-        expected = "round 0 of peer 1 is needed here, but it answers: peer 1 does not keep round 0 any more; one of"
+        expected = "round 0 of peer 1 is needed here, but it answers: not found .peer 1 does not keep round 0 any more.; one of"
         with pytest.raises(IncompleteError, match=expected):
             await link.manifest(0, INTAKE)
         with pytest.raises(IncompleteError, match=expected):

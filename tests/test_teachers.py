@@ -92,7 +92,7 @@ def frozen(model: nn.Module) -> Forward:
     return weights.as_function(build_model(arch, classes=CLASSES, channels=1, device="meta"), state)
 
 
-# --------------------------------------------------------------------------------------------------- the posterior store
+# -------------------------------------------------------------------------------------------------- the posterior store
 
 
 @pytest.mark.parametrize("n", [40, 41, 43])  # 41: the last batch of one is not trained on
@@ -134,7 +134,7 @@ def test_temperature_divides_the_logits() -> None:
         scaled = np.exp(logits.numpy() / temperature)
         found = posterior_of_logits(logits, temperature)
         assert found.dtype == torch.float32
-        np.testing.assert_allclose(found, scaled / scaled.sum(1, keepdims=True), rtol=1e-6, atol=1e-30)
+        np.testing.assert_allclose(found, scaled / scaled.sum(1, keepdims=True), rtol=1e-5, atol=1e-30)
     half = posterior_of_logits(logits.to(torch.bfloat16), 3.0)
     assert half.dtype == torch.float32
     np.testing.assert_allclose(half.sum(1), 1, rtol=0, atol=1e-6)
@@ -229,7 +229,6 @@ def test_a_teacher_may_run_again_and_a_new_round_starts_empty(tmp_path: Path) ->
     assert not (tmp_path / "p").exists()
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="PosteriorStore.run maps an empty file: a shard of 0 samples")
 def test_a_shard_without_samples(tmp_path: Path) -> None:
     local = epoch(0)
     store = PosteriorStore(tmp_path / "p", local, CLASSES)
@@ -237,7 +236,7 @@ def test_a_shard_without_samples(tmp_path: Path) -> None:
     assert store.batch([1], slice(0, 0)).shape == (1, 0, CLASSES)
 
 
-# ---------------------------------------------------------------------------------------------------------- the client
+# ----------------------------------------------------------------------------------------------------------- the client
 
 
 def federation(**method: Any) -> Federation:
@@ -359,6 +358,22 @@ def test_the_client_gives_each_batch_the_posteriors_of_algorithm_1_in_id_order(
         }
 
 
+def test_a_peer_that_teaches_again_replaces_what_it_taught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = after_round(tmp_path, [1, 2], [1, 2])
+    calls, _ = spy_on_aggregate(monkeypatch)
+    client = opened(tmp_path)
+    nothing = (0,) * CLASSES
+    first = published(1, statistics=ClassStatistics(counts=nothing, hits=nothing, predicted=nothing))[0]
+    altered = weights.decode(published(1)[1])
+    altered["classifier.bias"] += 1
+    client.teach(first, weights.encode(altered))
+    client.teach(*published(2))
+    client.teach(*published(1))
+    client.train([1, 2])
+    assert client.snapshot() == expected
+    assert calls[0][1][0].tolist() == list(published(1)[0].statistics.counts)
+
+
 def test_one_teacher_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[list[weakref.ref[Tensor]]] = []
     decode: Callable[[bytes], dict[str, Tensor]] = weights.decode
@@ -389,9 +404,19 @@ def test_a_teacher_that_must_not_be_used(tmp_path: Path) -> None:
     client = opened(tmp_path)
     client.teach(*published(1))
     manifest, snapshot = published(2)
-    tensors = weights.decode(snapshot)
-    tensors["classifier.bias"][0] = float("nan")
-    for bad in (weights.encode(tensors), snapshot[:-1], published(5)[1], b""):
+
+    def damaged(name: str, value: float) -> bytes:
+        tensors = weights.decode(snapshot)
+        tensors[name].view(-1)[0] = value
+        return weights.encode(tensors)
+
+    values = (
+        damaged("classifier.bias", float("nan")),
+        damaged("classifier.bias", 1e7),  # logits stay finite
+        damaged("bn1.running_var", -1.0),
+        damaged("bn1.num_batches_tracked", -1),
+    )
+    for bad in (*values, snapshot[:-1], published(5)[1], b""):
         with pytest.raises(SnapshotError):
             client.teach(manifest, bad)
     client.train([1])
@@ -408,6 +433,26 @@ def test_a_round_must_be_open(tmp_path: Path) -> None:
     client.open_round()
     with pytest.raises(KeyError):
         client.train([1])  # it did not teach this round
+    client.teach(*published(1))
+    client.open_round()  # once more from the start
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises(KeyError):
+        client.train([1])
+
+
+def test_progress_is_told_phase_by_phase(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    client = Client(
+        federation(), 3, dataset(), SPLIT, device=CPU, folder=tmp_path, progress=lambda *step: told.append(step)
+    )
+    client.initialise()
+    client.open_round()
+    client.teach(*published(1))
+    client.train([1])
+    client.validate()
+    client.evaluate(client.snapshot())
+    training = [("train", step, 6) for step in range(1, 7)]
+    assert told == [("teachers", 43, 43), *training, ("validate", 0, 1), ("evaluate", 0, 1)]
 
 
 def test_the_scratch_folder_is_empty_after_training_and_gone_after_closing(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""A time limit that cannot lose a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``work``, at most so long.
+
+    For use in place of ``asyncio.wait_for``, which before Python 3.12 returns the result, and drops the cancellation,
+    when its task is cancelled just as the work ends; a task that must end would then go on for ever.
+
+    Raises:
+        TimeoutError: the time is over; ``work`` has been cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            task.exception()  # seen, even if a cancellation comes first

@@ -1,0 +1,454 @@
+"""peers.yaml: defaults of the paper, the sentence for every wrong field, and the digest all peers must share."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from crad_p2p.errors import ConfigurationError, ExitCode
+from crad_p2p.federation import (
+    DATASETS,
+    MEDMNIST_SETS,
+    BarrierSettings,
+    DataSettings,
+    Federation,
+    MethodSettings,
+    TrainingSettings,
+    build_federation,
+    describe_difference,
+    is_loopback,
+    load_federation,
+)
+
+TREE: dict[str, Any] = {
+    "federation": "colon-demo",
+    "peers": [
+        {"id": 0, "address": "a.example.org:7400"},
+        {"id": 1, "address": "b.example.org:7400", "arch": "cnn6"},
+        {"id": 5, "address": "[::1]:7400"},
+    ],
+}
+
+
+def tree_with(path: str, value: Any) -> dict[str, Any]:
+    """TREE with one field set, by its dotted name."""
+    tree = copy.deepcopy(TREE)
+    node: Any = tree
+    *parents, last = path.split(".")
+    for part in parents:
+        node = node[int(part)] if part.isdigit() else node.setdefault(part, {})
+    node[last] = value
+    return tree
+
+
+def build(tree: dict[str, Any] = TREE) -> Federation:
+    return build_federation(copy.deepcopy(tree), "peers.yaml")
+
+
+def write(folder: Path, content: str | bytes | dict[str, Any]) -> Path:
+    path = folder / "peers.yaml"
+    if isinstance(content, dict):
+        content = yaml.safe_dump(content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def sentence(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_federation(path)
+    assert caught.value.exit_code == ExitCode.CONFIGURATION
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}")
+    return str(caught.value).removeprefix(str(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- defaults
+
+
+def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
+    federation = load_federation(write(tmp_path, TREE))
+    assert federation == build()
+    assert federation.federation == "colon-demo"
+    assert (federation.seed, federation.rounds) == (1024, 300)
+    data, method, training = federation.data, federation.method, federation.training
+    assert data.dataset == "digits"
+    assert (data.partition.kind, data.partition.alpha, data.partition.balance) == ("dirichlet", 0.3, True)
+    assert (data.partition.min_size, data.holdout, data.samples, data.augmentation) == (10, 0.2, None, "auto")
+    assert (method.name, method.temperature, method.distillation_weight) == ("crad", 3.0, 0.7)
+    assert (method.min_support, method.empty_class, method.warmup_rounds) == (2, "uniform", 0)
+    assert (training.batch_size, training.optimizer, training.learning_rate) == (64, "sgd", 0.01)
+    assert (training.momentum, training.weight_decay, training.clip_norm) == (0.9, 5e-4, 10.0)
+    assert federation.barrier.policy == "all"
+
+
+def test_the_example_of_the_design_is_understood(tmp_path: Path) -> None:
+    text = """
+federation: colon-demo
+seed: 1024
+rounds: 300
+data: {dataset: pathmnist, partition: {kind: dirichlet, alpha: 0.3}, holdout: 0.2}
+method: {name: crad, temperature: 3.0, distillation_weight: 0.7, min_support: 2}
+training: {batch_size: 64, optimizer: sgd, learning_rate: 0.01, momentum: 0.9, weight_decay: 5.0e-4, clip_norm: 10.0}
+barrier: {policy: all}
+peers:
+  - {id: 0, address: "a.example.org:7400"}
+  - {id: 1, address: "b.example.org:7400", arch: cnn6}
+  - {id: 5, address: "[::1]:7400"}
+"""
+    assert load_federation(write(tmp_path, text)) == build(tree_with("data.dataset", "pathmnist"))
+
+
+def test_architectures_come_from_the_pool_by_id() -> None:
+    peers = [{"id": i, "address": f"host{i}:7400"} for i in (0, 1, 2, 3, 4, 5, 7, 65535)]
+    federation = build({**TREE, "peers": peers})
+    pool = ["resnet18", "resnet18-half", "cnn6"]
+    assert [entry.arch for entry in federation.peers] == [pool[i % 3] for i in (0, 1, 2, 3, 4, 5, 7, 65535)]
+    assert build().peer(1).arch == "cnn6"  # unless its entry says otherwise
+
+
+def test_there_are_as_many_peers_as_entries_and_they_are_found_by_id() -> None:
+    federation = build({**TREE, "peers": TREE["peers"][::-1]})
+    assert federation.ids == (0, 1, 5)
+    assert federation.peer(5).address == "[::1]:7400"
+    with pytest.raises(ConfigurationError) as caught:
+        federation.peer(2)
+    assert str(caught.value) == "peer id 2 is not in the federation file; its ids are 0, 1, 5"
+    ten = build({**TREE, "peers": [{"id": i, "address": f"host:{i + 1}"} for i in range(10)]})
+    with pytest.raises(ConfigurationError, match="peer id 10 is not in the federation file; its ids are 0 to 9"):
+        ten.peer(10)
+    with pytest.raises(ConfigurationError, match=r"its ids are 0$"):
+        build({**TREE, "peers": TREE["peers"][:1]}).peer(-1)
+
+
+def test_who_teaches_whom_and_when() -> None:
+    federation = build(tree_with("method.warmup_rounds", 2))
+    assert [federation.teachers_of(1, number) for number in (1, 2, 3, 300)] == [(), (), (0, 5), (0, 5)]
+    assert build().teachers_of(0, 1) == (1, 5)
+    assert build().teachers_of(5, 1) == (0, 1)
+    assert build(tree_with("method.name", "local")).teachers_of(1, 3) == ()
+    assert build({**TREE, "peers": TREE["peers"][:1]}).teachers_of(0, 1) == ()
+
+
+def test_when_the_global_test_set_is_due() -> None:
+    federation = build({**TREE, "rounds": 25, "training": {"evaluate_every": 10}})
+    assert [number for number in range(26) if federation.evaluates_after(number)] == [10, 20, 25]
+
+
+def test_loopback_addresses() -> None:
+    assert all(map(is_loopback, ("127.0.0.1:1", "127.8.8.8:1", "[::1]:7400", "localhost:1")))
+    assert not any(map(is_loopback, ("10.0.0.1:1", "a.example.org:1", "[::2]:1", "0.0.0.0:1", "localhost.org:1")))
+
+
+# --------------------------------------------------------------------------------------------------------- wrong fields
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("federation", "Colon", "must be lower-case letters, digits and hyphens, 63 at most, found 'Colon'"),
+        ("federation", "-a", "must be lower-case letters"),
+        ("federation", "a-", "must be lower-case letters"),
+        ("federation", "a_b", "must be lower-case letters"),
+        ("federation", "", "must be lower-case letters"),
+        ("federation", "a" * 64, "must be lower-case letters"),
+        ("federation", "a\n", "must be lower-case letters"),
+        ("federation", 7, "must be a valid string, found 7"),
+        ("seed", -1, "must be greater than or equal to 0, found -1"),
+        ("seed", 2**63, "must be less than 9223372036854775808, found 9223372036854775808"),
+        ("seed", "x", "must be a valid integer.*found 'x'"),
+        ("seed", 1.5, "must be a valid integer.*found 1.5"),
+        ("seed", None, "must be a valid integer, found None"),
+        ("rounds", 0, "must be greater than or equal to 1, found 0"),
+        ("data.holdout", 0, "must be greater than 0, found 0"),
+        ("data.holdout", 1, "must be less than 1, found 1"),
+        ("data.holdout", float("nan"), "must be a finite number, found nan"),
+        ("data.samples", 0, "must be greater than or equal to 1, found 0"),
+        ("data.augmentation", "flip", "must be 'auto', 'none', 'crop', 'crop_hflip' or 'hvflip', found 'flip'"),
+        ("data.partition.kind", "iid", "must be 'dirichlet', found 'iid'"),
+        ("data.partition.alpha", 0, "must be greater than 0, found 0"),
+        ("data.partition.alpha", float("inf"), "must be a finite number, found inf"),
+        ("data.partition.min_size", 0, "must be greater than or equal to 1, found 0"),
+        ("data.partition.balance", "perhaps", "must be a valid boolean.*found 'perhaps'"),
+        ("method.name", "fedavg", "must be 'crad', 'uniform', 'uncertainty', 'stage1' or 'local', found 'fedavg'"),
+        ("method.temperature", 0, "must be greater than 0, found 0"),
+        ("method.distillation_weight", -0.1, "must be greater than or equal to 0, found -0.1"),
+        ("method.distillation_weight", 1.1, "must be less than or equal to 1, found 1.1"),
+        ("method.min_support", 0, "must be greater than or equal to 1, found 0"),
+        ("method.empty_class", "skip", "must be 'uniform', 'zero' or 'student', found 'skip'"),
+        ("method.warmup_rounds", -1, "must be greater than or equal to 0, found -1"),
+        ("training.batch_size", 1, "must be greater than or equal to 2, found 1"),
+        ("training.optimizer", "adam", "must be 'sgd', found 'adam'"),
+        ("training.learning_rate", 0, "must be greater than 0, found 0"),
+        ("training.momentum", 1, "must be less than 1, found 1"),
+        ("training.momentum", -0.1, "must be greater than or equal to 0, found -0.1"),
+        ("training.weight_decay", -1, "must be greater than or equal to 0, found -1"),
+        ("training.clip_norm", 0, "must be greater than 0, found 0"),
+        ("training.evaluate_every", 0, "must be greater than or equal to 1, found 0"),
+        ("barrier.policy", "some", "must be 'all', found 'some'"),
+        ("peers.1.id", -1, "must be greater than or equal to 0, found -1"),
+        ("peers.1.id", 65536, "must be less than or equal to 65535, found 65536"),
+        ("peers.1.arch", 6, "must be a valid string, found 6"),
+        ("data", None, "must hold the fields dataset, partition, holdout, samples, augmentation, found None"),
+        ("data", "digits", "must hold the fields dataset, .*found 'digits'"),
+        ("data.partition", 0.3, "must hold the fields kind, alpha, min_size, balance, found 0.3"),
+        ("peers.1", "b.example.org:7400", "must hold the fields id, address, arch, found 'b.example.org:7400'"),
+        ("peers", [], r"must list at least one peer, found \[\]"),
+        ("peers", None, "found None"),
+    ],
+)
+def test_a_wrong_field_in_one_sentence(tmp_path: Path, field: str, value: Any, message: str) -> None:
+    tree = tree_with(field, value) if field != "peers.1" else {**TREE, "peers": [TREE["peers"][0], value]}
+    found = sentence(write(tmp_path, tree))
+    assert found.startswith(f": '{field}': ")
+    with pytest.raises(ConfigurationError, match=message):
+        build(tree)
+    with pytest.raises(ConfigurationError, match=f"^the command line: '{field}': "):
+        build_federation(tree, "the command line")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("data.dataset", "cifar", "data set 'cifar' is unknown; did you mean 'cifar10'? allowed are digits, cifar10"),
+        (
+            "data.dataset",
+            "imagenet",
+            "data set 'imagenet' is unknown; allowed are digits, cifar10, cifar100, pathmnist",
+        ),
+        ("data.dataset", "npz:", "data set 'npz:' is unknown"),
+        ("data.dataset", "chestmnist", "data set 'chestmnist' is multi-label, and CRAD learns single-label classes"),
+        ("peers.1.arch", "cnn7", "architecture 'cnn7' is unknown; did you mean 'cnn6'? allowed are resnet18, "),
+        ("peers.1.arch", "vgg", "architecture 'vgg' is unknown; allowed are resnet18, resnet18-half, cnn6"),
+        ("peers.1.arch", "cnn6@9", "the width in architecture 'cnn6@9' must be a number above 0 and at most 4"),
+        ("peers.1.address", "host", "address 'host' must be HOST:PORT with a port from 1 to 65535"),
+        ("peers.1.address", ":7400", "address ':7400' must be HOST:PORT"),
+        ("peers.1.address", "host:", "address 'host:' must be HOST:PORT"),
+        ("peers.1.address", "host:0", "address 'host:0' must be HOST:PORT"),
+        ("peers.1.address", "host:65536", "address 'host:65536' must be HOST:PORT"),
+        ("peers.1.address", "host:-1", "address 'host:-1' must be HOST:PORT"),
+        ("peers.1.address", "host:http", "address 'host:http' must be HOST:PORT"),
+    ],
+)
+def test_a_name_or_address_that_cannot_be(tmp_path: Path, field: str, value: str, message: str) -> None:
+    assert sentence(write(tmp_path, tree_with(field, value))).startswith(f": {field}: {message}")
+
+
+def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
+    for name in (*DATASETS, "npz:a.npz"):
+        assert DataSettings(dataset=name).dataset == name
+    assert {"digits", "cifar10", "cifar100", *MEDMNIST_SETS} == set(DATASETS)
+    assert len(MEDMNIST_SETS) == 11
+    assert "chestmnist" not in MEDMNIST_SETS
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            "round",
+            "'round' is not a field; did you mean 'rounds'? allowed are federation, seed, rounds, data, method, ",
+        ),
+        ("data.alpha", "'data.alpha' is not a field; allowed are dataset, partition, holdout, samples, augmentation"),
+        (
+            "data.partition.alpah",
+            "'data.partition.alpah' is not a field; did you mean 'alpha'? allowed are kind, alpha",
+        ),
+        ("method.temperatur", "'method.temperatur' is not a field; did you mean 'temperature'? allowed are name, temp"),
+        ("training.lr", "'training.lr' is not a field; allowed are batch_size, optimizer, learning_rate, momentum, "),
+        ("barrier.quorum", "'barrier.quorum' is not a field; allowed are policy"),
+        ("peers.1.adress", "'peers.1.adress' is not a field; did you mean 'address'? allowed are id, address, arch"),
+    ],
+)
+def test_an_unknown_field_with_what_is_allowed(tmp_path: Path, field: str, message: str) -> None:
+    assert sentence(write(tmp_path, tree_with(field, 1))).startswith(f": {message}")
+
+
+def without(field: str) -> dict[str, Any]:
+    tree = copy.deepcopy(TREE)
+    node: Any = tree
+    *parents, last = field.split(".")
+    for part in parents:
+        node = node[int(part)] if part.isdigit() else node[part]
+    del node[last]
+    return tree
+
+
+@pytest.mark.parametrize("field", ["federation", "peers", "peers.2.address"])
+def test_a_missing_field(tmp_path: Path, field: str) -> None:
+    assert sentence(write(tmp_path, without(field))) == f": '{field}' is missing; it is required"
+
+
+def test_a_missing_id(tmp_path: Path) -> None:
+    assert sentence(write(tmp_path, without("peers.1.id"))) == ": 'peers.1.id' is missing; it is required"
+
+
+def test_more_than_one_wrong_field_is_counted(tmp_path: Path) -> None:
+    tree = {**TREE, "seed": -1, "rounds": 0, "surplus": 1}
+    assert sentence(write(tmp_path, tree)) == ": 'seed': must be greater than or equal to 0, found -1 (and 2 more)"
+
+
+def test_an_id_or_address_given_twice(tmp_path: Path) -> None:
+    twice = ": peers: id 0 is given twice; every peer needs its own id"
+    assert sentence(write(tmp_path, tree_with("peers.1.id", 0))) == twice
+    twice = ": peers: address 'a.example.org:7400' is given twice; every peer needs its own address"
+    assert sentence(write(tmp_path, tree_with("peers.2.address", "a.example.org:7400"))) == twice
+
+
+def test_a_key_given_twice(tmp_path: Path) -> None:
+    text = yaml.safe_dump(TREE)
+    assert sentence(write(tmp_path, "seed: 1\nseed: 1\n" + text)) == (
+        ", line 1, column 1: is not valid YAML: the key 'seed' is given twice"
+    )
+    inside = text + "method: {name: crad,\n  name: uniform}\n"
+    assert "is not valid YAML: the key 'name' is given twice" in sentence(write(tmp_path, inside))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("federation: [", ", line 1, column 14: is not valid YAML: "),
+        ("a: b: c", ", line 1, column 5: is not valid YAML: mapping values are not allowed here"),
+        ("federation: a\n\tseed: 1", ", line 2, column 1: is not valid YAML: "),
+        (
+            "x: !!python/object/apply:os.getcwd []",
+            ", line 1, column 4: is not valid YAML: could not determine a constr",
+        ),
+        ("? [a]\n: b", ", line 1, column 3: is not valid YAML: found unhashable key"),
+        ("a: \0", ": is not valid YAML: unacceptable character"),
+        (b"federation: \xff", ": is not UTF-8 text"),
+        ("", ": must hold fields such as 'federation' and 'peers'; found nothing"),
+        ("- 1", ": must hold fields such as 'federation' and 'peers'; found a list"),
+        ("text", ": must hold fields such as 'federation' and 'peers'; found a str"),
+        ("{}", ": 'federation' is missing; it is required (and 1 more)"),
+        ("1: 2", ": '"),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: str | bytes, message: str) -> None:
+    assert sentence(write(tmp_path, content)).startswith(message)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert sentence(tmp_path / "none.yaml") == (
+        ": cannot be read (No such file or directory); 'crad-mesh init' writes such a file"
+    )
+    assert sentence(tmp_path).startswith(": cannot be read (Is a directory)")
+
+
+# ------------------------------------------------------------------------------------------------------- npz and digest
+
+
+def test_a_relative_npz_path_is_taken_from_the_file_or_the_data_folder(tmp_path: Path) -> None:
+    path = write(tmp_path, tree_with("data.dataset", "npz:sub/../shard.npz"))
+    assert load_federation(path).data.dataset == f"npz:{tmp_path.resolve()}/shard.npz"
+    elsewhere = load_federation(path, Path("/data"))
+    assert elsewhere.data.dataset == "npz:/data/shard.npz"
+    assert load_federation(path).digest() == elsewhere.digest()
+    absolute = write(tmp_path, tree_with("data.dataset", "npz:/x/shard.npz"))
+    assert load_federation(absolute, Path("/data")).data.dataset == "npz:/x/shard.npz"
+    assert load_federation(absolute).digest() == elsewhere.digest()
+    other_name = write(tmp_path, tree_with("data.dataset", "npz:/x/other.npz"))
+    assert load_federation(other_name).digest() != elsewhere.digest()
+
+
+def test_the_digest_is_of_canonical_json() -> None:
+    fields = {name: build().agreed()[name] for name in sorted(build().agreed())}
+    pairs = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields.items())
+    assert build().digest() == hashlib.sha256(f"{{{pairs}}}".encode()).hexdigest()
+    assert fields["method.temperature"] == 3.0
+    assert fields["peers.5.arch"] == "cnn6"
+
+
+def test_the_digest_does_not_see_addresses_or_the_order_of_peers() -> None:
+    for change in ({"address": "other.org:1"}, {"address": "127.0.0.1:9"}):
+        tree = copy.deepcopy(TREE)
+        tree["peers"][1].update(change)
+        assert build(tree).digest() == build().digest()
+    assert build({**TREE, "peers": TREE["peers"][::-1]}).digest() == build().digest()
+    assert not any("address" in name or "7400" in str(value) for name, value in build().agreed().items())
+
+
+def test_spelling_out_the_defaults_changes_nothing() -> None:
+    spelled = copy.deepcopy(TREE)
+    spelled.update(seed=1024, rounds=300, data={"dataset": "digits", "holdout": 0.2, "partition": {"alpha": 0.3}})
+    spelled.update(method={"temperature": 3}, training={"weight_decay": 0.0005}, barrier={"policy": "all"})
+    spelled["peers"][0]["arch"] = "resnet18"
+    assert build(spelled).digest() == build().digest()
+
+
+CHANGES: dict[str, Any] = {
+    "federation": "other",
+    "seed": 1025,
+    "rounds": 301,
+    "data.dataset": "pathmnist",
+    "data.partition.alpha": 0.31,
+    "data.partition.min_size": 11,
+    "data.partition.balance": False,
+    "data.holdout": 0.21,
+    "data.samples": 100,
+    "data.augmentation": "none",
+    "method.name": "uniform",
+    "method.temperature": 3.0001,
+    "method.distillation_weight": 0.71,
+    "method.min_support": 3,
+    "method.empty_class": "zero",
+    "method.warmup_rounds": 1,
+    "training.batch_size": 65,
+    "training.learning_rate": 0.011,
+    "training.momentum": 0.8,
+    "training.weight_decay": 0.0,
+    "training.clip_norm": 11.0,
+    "training.evaluate_every": 11,
+    "peers.1.arch": "cnn6@0.5",
+    "peers.1.id": 2,
+}
+
+
+def test_the_digest_sees_every_other_field() -> None:
+    digests = {build(tree_with(field, value)).digest() for field, value in CHANGES.items()}
+    fewer = build({**TREE, "peers": TREE["peers"][:2]}).digest()
+    assert len(digests | {fewer, build().digest()}) == len(CHANGES) + 2
+
+
+def test_no_field_is_forgotten_above() -> None:
+    """Every field that is agreed on is either changed above or has a single allowed value."""
+    fixed = {"barrier.policy", "data.partition.kind", "training.optimizer"}
+    names = {name for name in build().agreed() if not name.startswith("peers.")}
+    assert names == {name for name in CHANGES if not name.startswith("peers.")} | fixed
+    sections = {
+        "data": DataSettings,
+        "method": MethodSettings,
+        "training": TrainingSettings,
+        "barrier": BarrierSettings,
+    }
+    declared = {f"{section}.{field}" for section, model in sections.items() for field in model.model_fields}
+    assert {name.rsplit(".", name.count(".") - 1)[0] if "partition" in name else name for name in names} >= (
+        declared - {"data.partition"}
+    )
+    peers = {name for name in build().agreed() if name.startswith("peers.")}
+    assert peers == {"peers.0.arch", "peers.1.arch", "peers.5.arch"}
+
+
+def test_the_first_difference_in_words() -> None:
+    here, there = build().agreed(), build(tree_with("method.temperature", 4)).agreed()
+    assert describe_difference(here, here, "there", "here") is None
+    assert describe_difference(there, here, "b", "a") == "method.temperature is 4.0 in b and 3.0 in a"
+    both = {**there, "data.dataset": "pathmnist"}
+    assert describe_difference(both, here, "b", "a") == 'data.dataset is "pathmnist" in b and "digits" in a'
+    fewer = build({**TREE, "peers": TREE["peers"][:2]}).agreed()
+    assert describe_difference(fewer, here, "b", "a") == 'peers.5.arch is absent in b and "cnn6" in a'
+    assert describe_difference(here, fewer, "b", "a") == 'peers.5.arch is "cnn6" in b and absent in a'
+    assert describe_difference({"x": None}, {}, "b", "a") == "x is null in b and absent in a"
+
+
+def test_a_differing_field_can_be_named_with_both_values() -> None:
+    here, there = build().agreed(), build(tree_with("method.temperature", 4)).agreed()
+    assert {name: (here[name], there[name]) for name in here if here[name] != there[name]} == {
+        "method.temperature": (3.0, 4.0)
+    }
+    assert list(here) == sorted(here)
