@@ -73,7 +73,8 @@ def aggregate(
         mean = _fill_empty(mean, kept, q, empty_class, student)
         mass = mean.sum(-1)
         collapsed = mass < MINIMUM_MASS
-        target = torch.where(collapsed[:, None], q.mean(0), mean / mass.clamp_min(MINIMUM_MASS)[:, None])
+        uniform = _complete(q.mean(0), q).target
+        target = torch.where(collapsed[:, None], uniform, mean / mass.clamp_min(MINIMUM_MASS)[:, None])
         return Aggregation(target, kept, mass)
 
 

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import ipaddress
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -81,8 +82,8 @@ def _check_dataset(name: str) -> str:
 
 def check_address(address: str) -> str:
     """HOST:PORT as it is; anything else is a ValueError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    found = re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
+    if not found or not 0 < int(found[1]) < 65536:
         raise ValueError(
             f"address '{address}' must be HOST:PORT with a port from 1 to 65535, as in 'a.example.org:7400'"
         )
@@ -97,7 +98,8 @@ def _suggest(word: str, allowed: Iterable[str]) -> str:
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Strict: "rounds: yes" is a slip, not 1. The file is checked in JSON's types, so a list may stand for a tuple.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class PartitionSettings(_Model):
@@ -158,8 +160,10 @@ class PeerEntry(_Model):
     @model_validator(mode="before")
     @classmethod
     def _default_arch(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "arch" not in value and type(value.get("id")) is int:
-            return {**value, "arch": POOL[value["id"] % len(POOL)]}
+        if isinstance(value, dict) and "arch" not in value:
+            number = value.get("id")
+            # Whatever else stands there is the id's own error.
+            return {**value, "arch": POOL[number % len(POOL) if type(number) is int else 0]}
         return value
 
 
@@ -173,10 +177,12 @@ class Federation(_Model):
     method: MethodSettings = MethodSettings()
     training: TrainingSettings = TrainingSettings()
     barrier: BarrierSettings = BarrierSettings()
-    peers: tuple[PeerEntry, ...] = Field(min_length=1)
+    peers: tuple[PeerEntry, ...]
 
     @model_validator(mode="after")
     def _peers_differ(self) -> Federation:
+        if not self.peers:
+            raise ValueError("peers: the list is empty; at least one peer is needed")
         for field in ("id", "address"):
             seen: set[Any] = set()
             for entry in self.peers:
@@ -271,7 +277,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML lets a repeated key silently win; here it is an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"  # "<<: *anchor" may stand beside the keys it brings
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.MarkedYAMLError(problem=f"the key '{key}' is given twice", problem_mark=node.start_mark)
@@ -299,6 +306,8 @@ def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigurationError(f"{path}{where}: is not valid YAML: {error.problem}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: is nested too deeply; expected a file as 'crad-mesh init' writes") from None
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
@@ -320,7 +329,7 @@ def build_federation(tree: dict[str, Any], source: str) -> Federation:
         ConfigurationError: one sentence that names the first wrong field, what is allowed and what was found.
     """
     try:
-        return Federation.model_validate(tree)
+        return Federation.model_validate_json(json.dumps(tree, default=str))
     except ValidationError as error:
         raise ConfigurationError(f"{source}: {_sentence(error)}") from None
 
@@ -342,8 +351,6 @@ def _sentence(error: ValidationError) -> str:
         message = f"must hold the fields {', '.join(_fields_at(first['loc']))}"
     elif first["type"] == "string_pattern_mismatch":
         message = "must be lower-case letters, digits and hyphens, 63 at most"
-    elif first["type"] == "too_short":
-        message = "must list at least one peer"
     else:
         message = message.replace("Input should be", "must be", 1)
     return f"'{field}': {message}, found {first['input']!r}{more}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+import json
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -42,8 +43,8 @@ class ClassStatistics(_Strict):
 class Consumed(_Strict):
     """One snapshot that taught this round."""
 
-    peer: int
-    round: int
+    peer: int = Field(ge=0, lt=2**16)
+    round: int = Field(ge=0, lt=2**31)
     sha256: Digest
 
 
@@ -51,10 +52,10 @@ class Manifest(_Strict):
     """What is announced with a snapshot. ``run`` is the federation's digest."""
 
     run: Digest
-    peer: int = Field(ge=0)
-    round: int = Field(ge=0)
+    peer: int = Field(ge=0, lt=2**16)
+    round: int = Field(ge=0, lt=2**31)
     arch: str = Field(max_length=100)
-    size: int = Field(gt=0, description="bytes of the snapshot file")
+    size: int = Field(gt=0, lt=2**50, description="bytes of the snapshot file")
     sha256: Digest
     statistics: ClassStatistics
     consumed: tuple[Consumed, ...]
@@ -73,7 +74,24 @@ class Manifest(_Strict):
         if len(document) > MAX_BYTES:
             raise ValueError(f"manifest of {len(document)} bytes; at most {MAX_BYTES} are allowed")
         try:
+            json.loads(document, object_pairs_hook=unique_keys)  # pydantic would let the last of two equal keys win
             return cls.model_validate_json(document)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            raise ValueError(f"manifest field {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            field = printable(".".join(map(str, first["loc"])))
+            raise ValueError(f"manifest field {field}: {printable(first['msg'])}") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"manifest is not valid JSON: {printable(str(error))}") from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``json.loads``: a ValueError instead of a key that silently wins."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is given twice")
+    return result
+
+
+def printable(text: str) -> str:
+    """Text of another institution, short and without control characters, fit for a log."""
+    return text[:80].encode("unicode_escape").decode() + ("…" if len(text) > 80 else "")

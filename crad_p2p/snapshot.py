@@ -13,6 +13,8 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from crad_p2p.manifest import printable, unique_keys
+
 #: Files of a round in its directory.
 SNAPSHOT_FILE = "snapshot.safetensors"
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -87,9 +89,9 @@ def check_header(header: bytes, layout: Layout, *, data_bytes: int) -> None:
         SnapshotError: not JSON, a key twice, a tensor too many, missing or different, or offsets with a gap or overlap.
     """
     try:
-        entries = json.loads(header, object_pairs_hook=_unique)
+        entries = json.loads(header.decode(), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"safetensors header is not valid: {error}") from None
+        raise SnapshotError(f"safetensors header is not valid: {printable(str(error))}") from None
     if not isinstance(entries, dict):
         raise SnapshotError("safetensors header is not a JSON object")
     _check_names(entries, layout)
@@ -98,16 +100,18 @@ def check_header(header: bytes, layout: Layout, *, data_bytes: int) -> None:
         entry = entries[name]
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise SnapshotError(f"tensor '{name}' must have exactly dtype, shape and data_offsets")
-        if entry["dtype"] != spec.dtype or entry["shape"] != list(spec.shape):
-            found = f"{entry['dtype']} {entry['shape']}"
-            raise SnapshotError(f"tensor '{name}' must be {spec.dtype} {list(spec.shape)}, found {found[:80]}")
+        # As text, since True and 1.0 equal 1.
+        if str([entry["dtype"], entry["shape"]]) != str([spec.dtype, list(spec.shape)]):
+            found = printable(f"{entry['dtype']} {entry['shape']}")
+            raise SnapshotError(f"tensor '{name}' must be {spec.dtype} {list(spec.shape)}, found {found}")
         spans.append((entry["data_offsets"], spec.nbytes, name))
     if not all(isinstance(s, list) and len(s) == 2 and all(type(x) is int for x in s) for s, _, _ in spans):
         raise SnapshotError("data_offsets must be two integers")
     end = 0
     for (start, stop), nbytes, name in sorted(spans):
         if start != end or stop - start != nbytes:
-            raise SnapshotError(f"tensor '{name}' lies at bytes {start} to {stop}; expected {end} to {end + nbytes}")
+            found = printable(f"{start} to {stop}")
+            raise SnapshotError(f"tensor '{name}' lies at bytes {found}; expected {end} to {end + nbytes}")
         end = stop
     if end != data_bytes:
         raise SnapshotError(f"the tensors take {end} bytes, the file has {data_bytes} behind its header")
@@ -118,12 +122,5 @@ def _check_names(entries: dict[str, Any], layout: Layout) -> None:
     for word, names in (("an unexpected", extra), ("no", missing)):
         if names:
             raise SnapshotError(
-                f"snapshot has {word} tensor '{names[0][:80]}'; its architecture has {len(layout)} tensors"
+                f"snapshot has {word} tensor '{printable(names[0])}'; its architecture has {len(layout)} tensors"
             )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key is given twice")
-    return result

@@ -113,7 +113,7 @@ class Mesh:
         try:
             while row.phase != "done":
                 try:
-                    async for state in stub.Watch(peer_pb2.WatchRequest()):
+                    async for state in stub.Watch(peer_pb2.WatchRequest(progress=True)):
                         row.round, row.phase, row.step, row.steps = state.round, state.phase, state.step, state.steps
                         if state.HasField("validation_accuracy"):
                             row.validation_accuracy = state.validation_accuracy

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _PARALLEL_FETCHES = 4
 #: Starts of the learner without a finished round in between, after which another is not expected to help.
 _MAX_LEARNER_STARTS = 3
+#: Seconds after which an unchanged situation is worth a line in the log.
+_LONG = 30.0
 #: Seconds that watchers get to read the last state.
 _FAREWELL = 5.0
 
@@ -84,6 +86,7 @@ class Node:
         self._inbox: asyncio.Queue[b.Event | tuple[LearnerProcess, Message]] = asyncio.Queue()
         self._fetch_slots = asyncio.Semaphore(_PARALLEL_FETCHES)
         self._links: dict[int, Link] = {}
+        self._latest_states: dict[int, peer_pb2.PeerState] = {}
         self._collected_by = dict.fromkeys((peer for peer in federation.ids if peer != self._id), -1)
         self._all_collected = asyncio.Event()
         self._intake_known = asyncio.Event()
@@ -135,6 +138,7 @@ class Node:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 background = [self._spawn(self._stop_on_signal()), self._spawn(self._run_learner())]
+                background.append(self._spawn(self._say_what_takes_long()))
                 background += [self._spawn(self._watch(peer)) for peer in self._barrier.others]
                 await self._pump()
                 await self._linger()
@@ -154,7 +158,6 @@ class Node:
 
     async def _pump(self) -> None:
         """Feed the barrier until the last round has been evaluated."""
-        said = ""
         while True:
             item = await self._inbox.get()
             event: b.Event | None
@@ -171,11 +174,7 @@ class Node:
             if event is not None:
                 for decision in self._barrier.step(event):
                     await self._carry_out(decision)
-            explanation = self._barrier.explain()
-            if explanation != said:
-                said = explanation
-                logger.info(explanation)
-            self._status.update(explanation=explanation)
+            self._status.update(explanation=self._barrier.explain())
 
     async def _carry_out(self, decision: b.Decision) -> None:
         match decision:
@@ -337,9 +336,16 @@ class Node:
 
     def _show_published(self, global_accuracy: float | None = None) -> None:
         number = self._store.last_round()
-        accuracy = self._store.manifest(number).statistics.accuracy if number >= 0 else None
+        if number < 0:
+            return
+        manifest = self._store.manifest(number)
         known = {} if global_accuracy is None else {"global_accuracy": global_accuracy}
-        self._status.update(round=number, validation_accuracy=accuracy, **known)
+        self._status.update(
+            round=number,
+            manifest=manifest.to_bytes(),
+            validation_accuracy=manifest.statistics.accuracy,
+            **known,
+        )
 
     def _start_work(self) -> None:
         self._work = _RoundWork(time.monotonic(), self._servicer.bytes_sent, self._bytes_received())
@@ -359,6 +365,7 @@ class Node:
         await self._links[peer].watch()
 
     def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
+        self._latest_states[peer] = state
         self._inbox.put_nowait(b.Announced(peer, state.round))
         self._collected_by[peer] = max(self._collected_by[peer], state.collected)
         if min(self._collected_by.values()) >= self._federation.rounds:
@@ -368,7 +375,9 @@ class Node:
         await self._intake_known.wait()
         path = self._store.received_manifest_path(peer, number)
         if not self._holds_manifest(path, peer, number):
-            manifest = await self._links[peer].manifest(number, self._intake)
+            manifest = self._watched_manifest(peer, number)
+            if manifest is None:
+                manifest = await self._links[peer].manifest(number, self._intake)
             self._store.save_received_manifest(manifest)
         self._inbox.put_nowait(b.ManifestHeld(peer, number))
 
@@ -382,6 +391,17 @@ class Node:
                 self._work.transfer += time.monotonic() - start
         self._inbox.put_nowait(b.SnapshotHeld(peer, number))
 
+    def _watched_manifest(self, peer: int, number: int) -> Manifest | None:
+        """The manifest that came with the peer's state, if it is of this round and right."""
+        state = self._latest_states.get(peer)
+        if state is None or state.round != number:
+            return None
+        try:
+            return self._intake.manifest(state.manifest, peer, number)
+        except SnapshotError as error:
+            logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
+            return None
+
     def _holds_manifest(self, path: Path, peer: int, number: int) -> bool:
         """Whether an earlier start of this process left a manifest that can be used."""
         try:
@@ -391,9 +411,11 @@ class Node:
         return True
 
     async def _holds_snapshot(self, path: Path, manifest: Manifest) -> bool:
+        if not path.exists():
+            return False
         try:
             await asyncio.to_thread(self._intake.snapshot, path, manifest)
-        except (FileNotFoundError, SnapshotError):
+        except SnapshotError:
             return False
         return True
 
@@ -456,6 +478,17 @@ class Node:
         self._status.update(phase="done", leaving=True)
         if not await self._status.drained(_FAREWELL):
             logger.info("someone still watches; leaving all the same")
+
+    async def _say_what_takes_long(self) -> NoReturn:
+        """Log what this peer waits for, when it has not changed for a while."""
+        said = before = ""
+        while True:
+            await asyncio.sleep(_LONG)
+            explanation = self._status.state.explanation
+            if explanation == before != said:
+                logger.info("still so after %g s: %s", _LONG, explanation)
+                said = explanation
+            before = explanation
 
     async def _stop_on_signal(self) -> NoReturn:
         loop = asyncio.get_running_loop()

@@ -46,8 +46,8 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         return peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
 
     async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:
-        del request, context
-        async for state in self._status.watch():
+        del context
+        async for state in self._status.watch(progress=request.progress):
             yield state
 
     async def GetManifest(self, request: peer_pb2.GetManifestRequest, context: Context) -> peer_pb2.GetManifestReply:

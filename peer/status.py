@@ -9,7 +9,7 @@ from typing import Any
 from peer._proto.crad.v1 import peer_pb2
 
 #: Seconds between two messages that only report progress.
-_MIN_INTERVAL = 0.1
+_MIN_INTERVAL = 0.2
 #: Seconds after which an unchanged state is sent again.
 _HEARTBEAT = 10.0
 
@@ -35,8 +35,12 @@ class Status:
             self._version += 1
             self._wake()
 
-    async def watch(self) -> AsyncIterator[peer_pb2.PeerState]:
-        """The state now and after every change; ends after the state with ``leaving`` set."""
+    async def watch(self, *, progress: bool) -> AsyncIterator[peer_pb2.PeerState]:
+        """The state now and after a change; ends after the state with ``leaving`` set.
+
+        Args:
+            progress: report every change, not too often, and not only what others wait for.
+        """
         self._watchers += 1
         try:
             while True:
@@ -45,7 +49,9 @@ class Status:
                 yield state
                 if state.leaving:
                     return
-                await self._news(version, _steering(state))
+                await self._steering_changed(_steering(state), _MIN_INTERVAL if progress else _HEARTBEAT)
+                if progress:
+                    await self._changed_since(version, _HEARTBEAT)
         finally:
             self._watchers -= 1
             self._wake()
@@ -55,15 +61,16 @@ class Status:
         await self._until(lambda: self._watchers == 0, seconds)
         return self._watchers == 0
 
+    async def _steering_changed(self, before: tuple[int, int, bool], seconds: float) -> None:
+        await self._until(lambda: _steering(self.state) != before, seconds)
+
+    async def _changed_since(self, version: int, seconds: float) -> None:
+        await self._until(lambda: self._version != version, seconds)
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)
-
-    async def _news(self, version: int, steering: tuple[int, int, bool]) -> None:
-        """Wait for a change: what others wait for comes at once, mere progress not too often."""
-        await self._until(lambda: _steering(self.state) != steering, _MIN_INTERVAL)
-        await self._until(lambda: self._version != version, _HEARTBEAT)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait for the condition, at most so long.

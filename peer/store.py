@@ -41,6 +41,7 @@ class Store:
         self._rounds = root / "rounds"
         self._received = root / "received"
         self._lock_fd = -1
+        self._manifests: dict[int, Manifest] = {}
 
     # --- opening ---------------------------------------------------------------------------------------------------
 
@@ -119,8 +120,14 @@ class Store:
         return path
 
     def manifest(self, number: int) -> Manifest:
-        """Manifest of a committed round."""
-        return Manifest.from_bytes((self.round_dir(number) / MANIFEST).read_bytes())
+        """Manifest of a committed round.
+
+        Raises:
+            FileNotFoundError: the round is not kept (any more).
+        """
+        if number not in self._manifests:  # read once; every other peer asks for it
+            self._manifests[number] = Manifest.from_bytes((self.round_dir(number) / MANIFEST).read_bytes())
+        return self._manifests[number]
 
     def commit(self, staging: Path, manifest: Manifest, record: RoundRecord) -> None:
         """Make a round durable, then visible: the rename is the commit point.
@@ -150,9 +157,11 @@ class Store:
     def prune(self, keep: Iterable[int], received_from: int) -> None:
         """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``."""
         kept = {self.round_dir(number).name for number in keep}
-        old = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
-        old += [path for path in self._received.iterdir() if path.name.isdigit() and int(path.name) < received_from]
-        for path in old:
+        own = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
+        others = [path for path in self._received.iterdir() if path.name.isdigit() and int(path.name) < received_from]
+        for path in own:
+            self._manifests.pop(int(path.name), None)
+        for path in own + others:
             shutil.rmtree(path)
 
     # --- received rounds -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,6 @@ def test_loopback_addresses() -> None:
         ("data", "digits", "must hold the fields dataset, .*found 'digits'"),
         ("data.partition", 0.3, "must hold the fields kind, alpha, min_size, balance, found 0.3"),
         ("peers.1", "b.example.org:7400", "must hold the fields id, address, arch, found 'b.example.org:7400'"),
-        ("peers", [], r"must list at least one peer, found \[\]"),
         ("peers", None, "found None"),
     ],
 )
@@ -221,6 +221,7 @@ def test_a_wrong_field_in_one_sentence(tmp_path: Path, field: str, value: Any, m
             "imagenet",
             "data set 'imagenet' is unknown; allowed are digits, cifar10, cifar100, pathmnist",
         ),
+        ("peers", [], "the list is empty; at least one peer is needed"),
         ("data.dataset", "npz:", "data set 'npz:' is unknown"),
         ("data.dataset", "chestmnist", "data set 'chestmnist' is multi-label, and CRAD learns single-label classes"),
         ("peers.1.arch", "cnn7", "architecture 'cnn7' is unknown; did you mean 'cnn6'? allowed are resnet18, "),
@@ -452,3 +453,49 @@ def test_a_differing_field_can_be_named_with_both_values() -> None:
         "method.temperature": (3.0, 4.0)
     }
     assert list(here) == sorted(here)
+
+
+@pytest.mark.parametrize("address", ["a:²", "a b:7400", "a:７４００", "a:007400", "[::1:7400", "http://a:7400"])
+def test_an_address_that_only_looks_like_one(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"address {address!r} must be HOST:PORT")):
+        build({**TREE, "peers": [{"id": 0, "address": address, "arch": "cnn6"}]})
+
+
+@pytest.mark.parametrize("address", ["a:1", "a-b.example.org:65535", "127.0.0.1:7400", "[::1]:7400"])
+def test_an_address(address: str) -> None:
+    assert build({**TREE, "peers": [{"id": 0, "address": address, "arch": "cnn6"}]}).peers[0].address == address
+
+
+@pytest.mark.parametrize("value", ["0", 0.5, True, None])
+def test_a_wrong_id_is_not_reported_as_another_field(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'peers\.0\.id': must be a valid integer") as error:
+        build({**TREE, "peers": [{"id": value, "address": "a:1"}]})
+    assert "more)" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["yes", "'7'", "7.5"])
+def test_a_number_must_be_written_as_one(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "peers.yaml"
+    path.write_text(f"{{federation: f, rounds: {text}, peers: [{{id: 0, address: 'a:1'}}]}}")
+    with pytest.raises(ConfigurationError, match="'rounds': must be a valid integer"):
+        load_federation(path)
+
+
+def test_yaml_merge_keys(tmp_path: Path) -> None:
+    path = tmp_path / "peers.yaml"
+    path.write_text(
+        """
+federation: f
+peers:
+  - &first {id: 0, address: 'a:1', arch: cnn6}
+  - {<<: *first, id: 1, address: 'a:2'}
+"""
+    )
+    assert [peer.arch for peer in load_federation(path).peers] == ["cnn6", "cnn6"]
+
+
+def test_a_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    path = tmp_path / "peers.yaml"
+    path.write_text("[" * 3000 + "]" * 3000)
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        load_federation(path)

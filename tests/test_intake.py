@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from crad_p2p.federation import Federation
+from crad_p2p.federation import build_federation
 from crad_p2p.manifest import MAX_BYTES, Manifest
 from crad_p2p.snapshot import MAX_HEADER_BYTES, Layout, SnapshotError, TensorSpec, largest_file
 from peer.intake import Intake
 
-FEDERATION = Federation.model_validate(
+FEDERATION = build_federation(
     {
         "federation": "intake-test",
         "peers": [
@@ -23,7 +23,8 @@ FEDERATION = Federation.model_validate(
             {"id": 1, "address": "127.0.0.1:7401", "arch": "cnn6"},
             {"id": 2, "address": "127.0.0.1:7402", "arch": "resnet18"},
         ],
-    }
+    },
+    "test",
 )
 LAYOUT: Layout = {
     "count": TensorSpec("I64", ()),
@@ -160,7 +161,8 @@ def test_a_tensor_too_many_is_refused(tmp_path: Path, name: str) -> None:
     header = entries()
     header[name] = {"dtype": "F32", "shape": [0], "data_offsets": [48, 48]}
     found = refusal(tmp_path, as_file(header))
-    assert found == f"snapshot has an unexpected tensor '{name[:80]}'; its architecture has 3 tensors"
+    shown = name if len(name) <= 80 else f"{name[:80]}…"
+    assert found == f"snapshot has an unexpected tensor '{shown}'; its architecture has 3 tensors"
 
 
 def test_a_missing_tensor_is_refused(tmp_path: Path) -> None:

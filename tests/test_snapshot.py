@@ -259,7 +259,7 @@ def test_a_tensor_missing_or_too_many() -> None:
     refused(extra, "unexpected tensor 'extra'", DATA_BYTES + 4)
     refused({**header_of(GOOD), "__metadata__": {}}, "unexpected tensor '__metadata__'")
     refused({**header_of(GOOD), "__metadata__": {"format": "pt"}}, "unexpected tensor '__metadata__'")
-    refused({**header_of(GOOD), "x" * 10_000: {}}, f"unexpected tensor '{'x' * 80}'")
+    refused({**header_of(GOOD), "x" * 10_000: {}}, f"unexpected tensor '{'x' * 80}…'")
     refused({}, "no tensor 'bn.num_batches_tracked'")
 
 

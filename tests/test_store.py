@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
-from crad_p2p.federation import Federation
+from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
@@ -32,7 +32,7 @@ class KilledError(BaseException):
 
 
 def federation(**changes: Any) -> Federation:
-    return Federation.model_validate({**FEDERATION, **changes})
+    return build_federation({**FEDERATION, **changes}, "test")
 
 
 def manifest_of(number: int, content: bytes = b"") -> Manifest:

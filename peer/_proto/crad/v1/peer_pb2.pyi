@@ -25,14 +25,17 @@ class HelloReply(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("progress",)
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    progress: bool
+    def __init__(self, progress: bool = ...) -> None: ...
 
 class PeerState(_message.Message):
-    __slots__ = ("round", "collected", "leaving", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
+    __slots__ = ("round", "collected", "leaving", "manifest", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -42,13 +45,14 @@ class PeerState(_message.Message):
     round: int
     collected: int
     leaving: bool
+    manifest: bytes
     phase: str
     step: int
     steps: int
     explanation: str
     validation_accuracy: float
     global_accuracy: float
-    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., leaving: bool = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("peer", "round")

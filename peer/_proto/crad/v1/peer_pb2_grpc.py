@@ -67,8 +67,8 @@ class PeerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The state of the called peer: at once, on every change, and every few seconds without one. The stream ends when the
-        peer leaves for good, with `leaving` set in its last message.
+        """The state of the called peer: at once, on change, and every few seconds without one. The stream ends when the peer
+        leaves for good, with `leaving` set in its last message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
