@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ Dataset = Annotated[str | None, typer.Option(help="digits, cifar10, pathmnist, n
 Alpha = Annotated[
     float | None, typer.Option(help="Dirichlet concentration (digits: 1, else 0.3).", rich_help_panel=_QUICK)
 ]
-Rounds = Annotated[int | None, typer.Option(help="Rounds R (digits: 60, else 300).", rich_help_panel=_QUICK)]
+Rounds = Annotated[int | None, typer.Option(help="Rounds R (digits: 50, else 300).", rich_help_panel=_QUICK)]
 Method = Annotated[
     str | None, typer.Option(help="crad, uniform, uncertainty, stage1, local (crad).", rich_help_panel=_QUICK)
 ]
@@ -199,7 +200,10 @@ def _adopt(federation: Federation, out: Path) -> None:
     path = out / "peers.yaml"
     if path.exists():
         there = load_federation(path).agreed()
-        if difference := describe_difference(there, federation.agreed(), "that run", "this command"):
+        difference = describe_difference(there, federation.agreed(), "that run", "this command")
+        if difference and not any(out.glob("peers/*/rounds/[0-9]*")):
+            shutil.rmtree(out / "peers", ignore_errors=True)  # it failed before its first round: nothing to keep
+        elif difference:
             raise ConfigurationError(f"{out} holds a run with other settings: {difference}; choose another --out")
     write_federation(federation, path)
 

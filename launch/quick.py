@@ -22,9 +22,9 @@ DEMONSTRATION = "digits"
 #: Why these values: docs/demonstration.md.
 _DEMONSTRATION_PROFILE: dict[str, Any] = {
     "pool": tuple(f"{arch}@0.25" for arch in POOL),
-    "rounds": 60,
+    "rounds": 50,
     "alpha": 1.0,
-    "training": {"batch_size": 16, "learning_rate": 0.02, "evaluate_every": 5},
+    "training": {"batch_size": 16, "learning_rate": 0.02, "evaluate_every": 10},
 }
 _PAPER_PROFILE: dict[str, Any] = {"pool": POOL, "rounds": 300, "alpha": 0.3, "training": {}}
 
