@@ -19,6 +19,8 @@ from peer.waiting import within
 
 #: Seconds that peers get to leave after SIGTERM.
 _GRACE = 8.0
+#: Times that one peer is started before its being killed counts as a failure of the run.
+_MAX_STARTS = 10
 #: Seconds between two attempts to reach a peer's status.
 _RETRY = 0.3
 
@@ -83,7 +85,7 @@ class Mesh:
 
     async def _keep(self, peer: int) -> None:
         """Run one peer; start it again when something killed it."""
-        while True:
+        for _ in range(_MAX_STARTS):
             status = await self._run_once(peer)
             if status == ExitCode.COMPLETE:
                 return
@@ -91,6 +93,10 @@ class Mesh:
                 raise error_of(status, f"peer {peer} ended: {self._last_words(peer)}")
             name = signal.Signals(-status).name
             self._progress.note(f"peer {peer} was killed by {name}; starting it again")
+        raise IncompleteError(
+            f"peer {peer} was killed {_MAX_STARTS} times; if the machine is short of memory, use fewer peers or "
+            f"smaller architectures. Run the same command again to continue (--out {self._out})"
+        )
 
     async def _run_once(self, peer: int) -> int:
         folder = peer_dir(self._out, peer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,14 +16,6 @@ from crad_p2p import architectures
 from crad_p2p.architectures import build_model, initialise, layout_of
 from crad_p2p.federation import ARCHITECTURES, POOL, parse_architecture
 from crad_p2p.weights import encode
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def parameters(arch: str, classes: int = 10, channels: int = 3) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,6 @@ from crad_p2p.snapshot import SnapshotError
 CPU = torch.device("cpu")
 ARCHS = {7: "cnn6@0.125", 0: "resnet18@0.125", 3: "resnet18-half@0.125"}  # ids neither dense nor in order
 IDS = (0, 3, 7)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def federation(**fields: Any) -> Federation:

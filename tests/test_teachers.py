@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,6 @@ from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterio
 CPU = torch.device("cpu")
 CLASSES = 5
 ARCHS = ("resnet18@0.1", "resnet18-half@0.1", "cnn6@0.1", "cnn6@0.15")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def teacher(arch: str, seed: int) -> nn.Module:
