@@ -111,7 +111,7 @@ def test_a_finished_run_is_shown_again_and_not_repeated(runs):
 def test_another_federation_is_not_mixed_into_a_directory(runs):
     ended = mesh("up", *QUICK, "--alpha", "0.5", "--out", str(runs[0]), cwd=runs[0])
     assert ended.returncode == 3
-    assert "data.partition.alpha is 0.3 in that run and 0.5 in this command" in " ".join(ended.stderr.split())
+    assert "data.partition.alpha is 1.0 in that run and 0.5 in this command" in " ".join(ended.stderr.split())
 
 
 def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
