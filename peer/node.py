@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from peer.link import Link
 from peer.server import PeerServicer, start_server
 from peer.status import Status
 from peer.store import Store
-from peer.waiting import within
+from peer.waiting import to_the_end, within
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ class Node:
                 await link.close()
             if server is not None:
                 await server.stop(grace=1.0)
+            with suppress(OSError):  # where this fails, the next start mends it
+                self._store.record_history()
             self._store.close()
 
     async def _take_part(self, published: int) -> None:
@@ -318,7 +321,7 @@ class Node:
             bytes_sent=self._servicer.bytes_sent - work.bytes_sent,
             bytes_received=self._bytes_received() - work.bytes_received,
         )
-        await asyncio.to_thread(self._store.commit, Path(message["folder"]), manifest, record)
+        await to_the_end(asyncio.to_thread(self._store.commit, Path(message["folder"]), manifest, record))
         self._peak_rss = max(self._peak_rss, message["peak_rss_bytes"])
         self._learner_starts = 1
         self._store.record_history()

@@ -1,4 +1,4 @@
-"""A time limit that cannot lose a cancellation."""
+"""Waiting that neither loses a cancellation nor leaves work behind."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         elif not task.cancelled():
             task.exception()  # seen, even if a cancellation comes first
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``work`` to its end even if cancelled; the cancellation follows then.
+
+    For work in a thread, which goes on whatever happens to the task that waits for it.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

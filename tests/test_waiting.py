@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from peer.waiting import within
+from peer.waiting import to_the_end, within
 
 
 def test_result_and_error_of_the_work_come_through() -> None:
@@ -60,3 +60,31 @@ def test_a_cancellation_just_as_the_work_ends_is_not_lost(steps: int) -> None:
         assert task.cancelled() == asked
 
     asyncio.run(main())
+
+
+def test_work_is_waited_for_even_when_cancelled() -> None:
+    async def main() -> None:
+        go, done = asyncio.Event(), []
+
+        async def work() -> None:
+            await go.wait()
+            done.append(True)
+
+        task = asyncio.ensure_future(to_the_end(work()))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        go.set()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_work_that_nobody_disturbs() -> None:
+    async def work() -> int:
+        return 7
+
+    assert asyncio.run(to_the_end(work())) == 7
