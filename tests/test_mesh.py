@@ -122,7 +122,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
             if line.startswith("round 1 of"):
                 break
         process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=60)[0]
     finally:
         process.kill()
     assert process.returncode == 9, output
@@ -151,7 +151,7 @@ def test_a_killed_peer_is_started_again_and_changes_nothing(runs, tmp_path):
                     os.kill(
                         int((tmp_path / "killed" / "peers" / str(peer) / f"{name}.pid").read_text()), signal.SIGKILL
                     )
-        process.wait(timeout=120)
+        process.wait(timeout=240)
     finally:
         process.kill()
     output = "".join(lines)

@@ -58,7 +58,7 @@ def federation_file(folder: Path, *, peers: list[dict[str, Any]] | None = None, 
     return path
 
 
-def until(test: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+def until(test: Callable[[], Any], what: str, seconds: float = 120.0) -> None:
     """A bounded poll."""
     deadline = time.monotonic() + seconds
     while not test():
@@ -105,7 +105,7 @@ class Peer:
 
         until(reached, f"round {number} of {self.state}")
 
-    def ended(self, seconds: float = 30.0) -> int:
+    def ended(self, seconds: float = 120.0) -> int:
         return self.process.wait(seconds)
 
     def end(self) -> None:
