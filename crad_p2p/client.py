@@ -4,6 +4,7 @@ code.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
 from crad_p2p.data.partition import Split
 from crad_p2p.distillation import EpochLog, train_epoch
+from crad_p2p.errors import DivergedError
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
@@ -163,6 +165,9 @@ class Client:
         """Distil from these peers, in id order whatever the order in which they taught, and end the round.
 
         Without any, the loss is the cross-entropy with the own labels, at weight 1.
+
+        Raises:
+            DivergedError: loss or weights are not finite any more; the round must not be published.
         """
         epoch, posteriors = self._opened()
         log = train_epoch(
@@ -176,6 +181,7 @@ class Client:
         )
         posteriors.close()
         self._epoch = self._posteriors = None
+        self._refuse_divergence(log)
         self.round += 1
         return log
 
@@ -214,6 +220,18 @@ class Client:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _refuse_divergence(self, log: EpochLog) -> None:
+        reason = None if log.loss is None or math.isfinite(log.loss) else f"the loss is {log.loss}"
+        try:
+            weights.check_values(self.model.state_dict())
+        except SnapshotError as error:
+            reason = str(error)
+        if reason:
+            raise DivergedError(
+                f"peer {self.id}: training diverged in round {self.round + 1} ({reason}); choose a "
+                f"training.learning_rate below {self.federation.training.learning_rate:g}"
+            )
 
     def _targets(
         self, teachers: list[int], posteriors: PosteriorStore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from crad_p2p.errors import CradError, ExitCode, IncompleteError
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
-    """Turn Ctrl-C into an error with a sentence."""
+    """Turn Ctrl-C and SIGTERM into an error with a sentence."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         raise IncompleteError(f"interrupted; {advice}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_command(app: typer.Typer, name: str) -> NoReturn:

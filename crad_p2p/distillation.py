@@ -72,7 +72,7 @@ def train_epoch(
             loss = F.cross_entropy(logits, labels)
         else:
             with_targets = True
-            target = aggregation.target.to(logits)
+            target = aggregation.target.float().to(logits.device)  # MPS has no float64
             loss = distillation_loss(
                 logits, labels, target, temperature=method.temperature, weight=method.distillation_weight
             )
@@ -83,7 +83,7 @@ def train_epoch(
         nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         optimizer.step()
         samples += len(labels)
-        sums[0] += loss.detach().double().cpu() * len(labels)
+        sums[0] += loss.detach().cpu().double() * len(labels)
         progress(index + 1, len(epoch.batches))
     if not samples:
         return EpochLog()

@@ -84,6 +84,10 @@ class LearnerFailedError(CradError):
     exit_code = ExitCode.LEARNER_FAILED
 
 
+class DivergedError(LearnerFailedError):
+    """Training gave values that are not finite."""
+
+
 def error_of(exit_code: int, message: str) -> CradError:
     """The error class of an exit code, for messages that crossed a process boundary."""
     for kind in CradError.__subclasses__():

@@ -18,6 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from crad_p2p.errors import ConfigurationError
+from crad_p2p.foreign import printable
 
 #: The paper's pool: peer ``i`` has architecture ``POOL[i mod 3]`` unless its entry says otherwise.
 POOL = ("resnet18", "resnet18-half", "cnn6")
@@ -308,6 +309,8 @@ def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
         raise ConfigurationError(f"{path}{where}: is not valid YAML: {error.problem}") from None
     except RecursionError:
         raise ConfigurationError(f"{path}: is nested too deeply; expected a file as 'crad-mesh init' writes") from None
+    except (ValueError, TypeError) as error:  # a date that is none, a number of 5,000 digits, a list as key
+        raise ConfigurationError(f"{path}: is not valid YAML: {printable(str(error))}") from None
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
@@ -329,7 +332,11 @@ def build_federation(tree: dict[str, Any], source: str) -> Federation:
         ConfigurationError: one sentence that names the first wrong field, what is allowed and what was found.
     """
     try:
-        return Federation.model_validate_json(json.dumps(tree, default=str))
+        document = json.dumps(tree, default=str)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigurationError(f"{source}: holds something that is no plain field: {printable(str(error))}") from None
+    try:
+        return Federation.model_validate_json(document)
     except ValidationError as error:
         raise ConfigurationError(f"{source}: {_sentence(error)}") from None
 

@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -36,12 +35,13 @@ import torch
 from crad_p2p.architectures import layout_of
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.data.partition import make_splits
+from crad_p2p.data.partition import data_digest, make_splits
 from crad_p2p.device import resolve_device
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.manifest import Manifest
+from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
 
 #: Seconds between two progress events of one phase.
@@ -77,6 +77,7 @@ class Learner:
             "ready",
             train_samples=self._client.train_samples,
             classes=classes,
+            data_digest=data_digest(dataset, splits),
             device=str(device),
             layouts=layouts,
         )
@@ -113,7 +114,7 @@ class Learner:
                 self._finish_round(log, time.monotonic() - start, Path(command["folder"]))
             case "evaluate":
                 evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
-                self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=_peak_rss())
+                self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=peak_rss_bytes())
 
     def _restore(self, number: int, folder: Path) -> None:
         snapshot, checkpoint = ((folder / name).read_bytes() for name in (SNAPSHOT_FILE, CHECKPOINT_FILE))
@@ -155,7 +156,7 @@ class Learner:
                 "train": train_seconds,
                 "validate": time.monotonic() - start,
             },
-            peak_rss_bytes=_peak_rss(),
+            peak_rss_bytes=peak_rss_bytes(),
         )
 
 
@@ -211,10 +212,6 @@ def _read_commands() -> queue.SimpleQueue[dict[str, Any]]:
 
     threading.Thread(target=read, daemon=True).start()
     return commands
-
-
-def _peak_rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from crad_p2p.foreign import printable, unique_keys
 
 #: A manifest of 1,000 classes and 1,000 consumed snapshots stays below this many bytes.
 MAX_BYTES = 256 * 1024
@@ -82,16 +84,3 @@ class Manifest(_Strict):
             raise ValueError(f"manifest field {field}: {printable(first['msg'])}") from None
         except (ValueError, RecursionError) as error:
             raise ValueError(f"manifest is not valid JSON: {printable(str(error))}") from None
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``json.loads``: a ValueError instead of a key that silently wins."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key is given twice")
-    return result
-
-
-def printable(text: str) -> str:
-    """Text of another institution, short and without control characters, fit for a log."""
-    return text[:80].encode("unicode_escape").decode() + ("…" if len(text) > 80 else "")

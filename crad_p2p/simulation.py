@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 import shutil
 import tempfile
 import time
@@ -21,7 +20,9 @@ from crad_p2p.data.datasets import Dataset
 from crad_p2p.data.partition import make_splits
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import Consumed, Manifest
+from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, Summary, mean, total
+from crad_p2p.snapshot import SnapshotError
 
 #: Called after every round with its number and one record a client, in id order.
 OnRound = Callable[[int, Sequence[RoundRecord]], None]
@@ -138,8 +139,13 @@ class _Simulation:
         client.open_round()
         expected = self._federation.teachers_of(client.id, client.round + 1)
         teachers = [each for each in last if each.manifest.peer in expected]
+        quarantined = []
         for teacher in teachers:
-            client.teach(teacher.manifest, teacher.snapshot)
+            try:
+                client.teach(teacher.manifest, teacher.snapshot)
+            except SnapshotError:
+                quarantined.append(teacher.manifest.peer)
+        teachers = [each for each in teachers if each.manifest.peer not in quarantined]
         clock.append(time.monotonic())
         log = client.train([teacher.manifest.peer for teacher in teachers])
         clock.append(time.monotonic())
@@ -159,6 +165,7 @@ class _Simulation:
             target_collapsed=log.target_collapsed,
             target_top1=log.target_top1,
             teachers=tuple(teacher.manifest.peer for teacher in teachers),
+            quarantined_teachers=tuple(quarantined),
             seconds=Seconds(teachers=clock[1] - clock[0], train=clock[2] - clock[1], validate=clock[3] - clock[2]),
         )
         return published, record
@@ -191,6 +198,6 @@ class _Simulation:
             global_accuracy_per_class=evaluation.global_accuracy_per_class,
             counts=best.manifest.statistics.counts,
             hits=best.manifest.statistics.hits,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_rss_bytes=peak_rss_bytes(),
         )
         return total((record for record in self._history if record.peer == client.id), result)

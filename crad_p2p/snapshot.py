@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crad_p2p.manifest import printable, unique_keys
+from crad_p2p.foreign import printable, unique_keys
 
 #: Files of a round in its directory.
 SNAPSHOT_FILE = "snapshot.safetensors"
@@ -26,6 +26,10 @@ _ITEM_BYTES = {"F32": 4, "I64": 8}
 
 class SnapshotError(Exception):
     """A snapshot that must not be used, and why."""
+
+
+class DamagedFileError(SnapshotError):
+    """A file that is not what its manifest announces: cut or changed on the way, so another transfer may heal it."""
 
 
 class TensorSpec(NamedTuple):
@@ -62,14 +66,18 @@ def sha256_file(path: Path) -> str:
 
 
 def check_file(path: Path, layout: Layout, *, size: int, sha256: str) -> None:
-    """Check size, header and digest, in this order.
+    """Check size, header and digest.
 
     Raises:
-        SnapshotError: names what differs, what was expected and what was found.
+        DamagedFileError: size or digest are not the manifest's.
+        SnapshotError: they are, and the header is not the architecture's. Both name what was expected and found.
     """
     found = path.stat().st_size
     if found != size:
-        raise SnapshotError(f"file has {found} bytes, the manifest says {size}")
+        raise DamagedFileError(f"file has {found} bytes, the manifest says {size}")
+    digest = sha256_file(path)
+    if digest != sha256:
+        raise DamagedFileError(f"sha256 of the file is {digest[:12]}…, the manifest says {sha256[:12]}…")
     with path.open("rb") as file:
         start = file.read(8)
         (length,) = struct.unpack("<Q", start) if len(start) == 8 else (size,)
@@ -77,9 +85,6 @@ def check_file(path: Path, layout: Layout, *, size: int, sha256: str) -> None:
             raise SnapshotError(f"safetensors header claims {length} bytes; at most {MAX_HEADER_BYTES} are allowed")
         header = file.read(length)
     check_header(header, layout, data_bytes=size - 8 - length)
-    digest = sha256_file(path)
-    if digest != sha256:
-        raise SnapshotError(f"sha256 of the file is {digest[:12]}…, the manifest says {sha256[:12]}…")
 
 
 def check_header(header: bytes, layout: Layout, *, data_bytes: int) -> None:

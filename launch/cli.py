@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
 from crad_p2p.errors import ConfigurationError, CradError, ExitCode, UsageError
-from crad_p2p.federation import Federation, describe_difference, load_federation
+from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
 from crad_p2p.results import Summary
 from launch import template
 from launch.collect import collect, write_results
+from launch.mesh import Mesh, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, resolve, write_federation
 from launch.view import Progress, result_table
+from peer.lock import Lock
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -97,10 +100,13 @@ def up(
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
     out = out.resolve()
-    _adopt(federation, out)
+    _make_directory(out)
+    lock = Lock(out / "lock")
+    lock.take(f"a mesh is already running in {out}", "wait for it, stop it, or choose another --out")
+    _adopt(federation, peers, out)
     threads = threads or default_threads(len(federation.peers))
     with_alone = (peers is None if alone is None else alone) and federation.method.name != "local"
-    finished = _finished(out)
+    finished = _finished(out, federation, "grpc")
     if finished is None:
         if download:
             _download(federation, data_dir)
@@ -108,7 +114,8 @@ def up(
         finished = _run_mesh(console, federation, out, threads, device, data_dir)
     else:
         console.print(f"{out} holds the complete run of this federation; for another one choose another --out.")
-    beside = _run_alone(console, federation, out, threads, device, data_dir) if with_alone else None
+    with interruptible(f"the same command runs the comparison again (--out {out})"):
+        beside = _run_alone(console, federation, out, threads, device, data_dir) if with_alone else None
     _show(console, finished, beside, out / "summary.json")
 
 
@@ -177,11 +184,12 @@ def init(
     """
     if path.exists():
         raise UsageError(f"{path} exists already; give another name, or remove it first")
+    text = template.render(count, dataset)
+    build_federation(yaml.safe_load(text), "the new file")
     try:
-        path.write_text(template.render(count, dataset))
+        path.write_text(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
-    load_federation(path)
     print(f"{path} is written. Set the peers' addresses, give the same file to every host, and start there:")
     print(f"  crad-peer --id 0 --peers {path}")
 
@@ -194,17 +202,25 @@ def main() -> None:
 # --- steps of up ------------------------------------------------------------------------------------------------------
 
 
-def _adopt(federation: Federation, out: Path) -> None:
+def _adopt(federation: Federation, peers: Path | None, out: Path) -> None:
     """Write the federation file to ``out``, if the run that may be there already is of the same federation."""
-    _make_directory(out)
     path = out / "peers.yaml"
+    if peers is not None and peers.resolve() == path:
+        raise UsageError(f"--out {out} is where {peers} lies, which would be overwritten; choose another --out")
     if path.exists():
-        there = load_federation(path).agreed()
-        difference = describe_difference(there, federation.agreed(), "that run", "this command")
-        if difference and not any(out.glob("peers/*/rounds/[0-9]*")):
-            shutil.rmtree(out / "peers", ignore_errors=True)  # it failed before its first round: nothing to keep
-        elif difference:
+        there = load_federation(path)
+        difference = describe_difference(
+            {**there.agreed(), "data.dataset": there.data.dataset},  # with the folder of an npz file
+            {**federation.agreed(), "data.dataset": federation.data.dataset},
+            "that run",
+            "this command",
+        )
+        started = any((peer_dir(out, peer) / "rounds").glob("[0-9]*") for peer in there.ids)
+        if difference and started:
             raise ConfigurationError(f"{out} holds a run with other settings: {difference}; choose another --out")
+        if difference:  # it failed before its first round: nothing to keep
+            for peer in there.ids:
+                shutil.rmtree(peer_dir(out, peer), ignore_errors=True)
     write_federation(federation, path)
 
 
@@ -215,10 +231,18 @@ def _make_directory(out: Path) -> None:
         raise UsageError(f"--out {out}: cannot be written ({error.strerror}); choose another directory") from None
 
 
-def _finished(out: Path) -> Summary | None:
-    path = out / "summary.json"
-    summary = Summary.read(path) if path.exists() else None
-    return summary if summary and summary.complete else None
+def _finished(out: Path, federation: Federation, transport: str) -> Summary | None:
+    """The result that is there already, if it is complete and of this federation."""
+    try:
+        summary = Summary.read(out / "summary.json")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigurationError(f"{out / 'summary.json'} is damaged; remove it, or choose another --out") from None
+    same = (summary.config_digest, summary.transport) == (federation.digest(), transport)
+    if not same:
+        raise ConfigurationError(f"{out} holds the results of another run; choose another --out")
+    return summary if summary.complete else None
 
 
 def _download(federation: Federation, data_dir: Path) -> None:
@@ -243,8 +267,6 @@ def _announce(console: Console, federation: Federation, out: Path, threads: int)
 def _run_mesh(
     console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path
 ) -> Summary:
-    from launch.mesh import Mesh
-
     start = time.monotonic()
     try:
         with Progress(console, federation) as progress:
@@ -269,10 +291,10 @@ def _run_alone(
 ) -> Summary | None:
     """The same peers, split and schedule with method ``local``, as a simulation in a process of its own."""
     folder = out / "alone"
-    if (finished := _finished(folder)) is not None:
-        return finished
     _make_directory(folder)
     local = federation.model_copy(update={"method": federation.method.model_copy(update={"name": "local"})})
+    if (finished := _finished(folder, local, "memory")) is not None:
+        return finished
     write_federation(local, folder / "peers.yaml")
     command = [sys.executable, "-P", "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
     command += ["--out", str(folder), "--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]

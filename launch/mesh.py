@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -106,7 +107,12 @@ class Mesh:
         with (folder / "log.txt").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=_environment(),
             )
         self._processes[peer] = process
         return await process.wait()
@@ -153,3 +159,8 @@ class Mesh:
         lines = log.read_text(errors="replace").splitlines()
         said = lines[-1].removeprefix("crad-peer: ") if lines else "without a word"
         return f"{said} (log: {log})"
+
+
+def _environment() -> dict[str, str]:
+    """Without the options of a single peer, which the user may have set for another purpose."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("CRAD_")}

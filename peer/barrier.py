@@ -55,6 +55,14 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True)
+class SnapshotRefused:
+    """A peer's snapshot of a round is what its manifest announces, and must not be used."""
+
+    peer: int
+    round: int
+
+
+@dataclass(frozen=True)
 class LearnerUp:
     """A learner process is ready and holds the model of the last published round; it remembers no teacher."""
 
@@ -81,7 +89,16 @@ class Published:
 
 
 Event = (
-    Connected | Disconnected | Announced | ManifestHeld | SnapshotHeld | LearnerUp | LearnerDown | Taught | Published
+    Connected
+    | Disconnected
+    | Announced
+    | ManifestHeld
+    | SnapshotHeld
+    | SnapshotRefused
+    | LearnerUp
+    | LearnerDown
+    | Taught
+    | Published
 )
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -180,6 +197,8 @@ class Barrier:
                 self._manifests.add(peer)
             case SnapshotHeld(peer, number) if number == self.published:
                 self._snapshots[peer] = None
+            case SnapshotRefused(peer, number) if number == self.published:
+                self._refused.add(peer)
             case LearnerUp():
                 self._learner_up = True
             case LearnerDown():
@@ -209,7 +228,7 @@ class Barrier:
             return f"{opening} is being trained"
         if unpublished:
             return f"{opening} waits for round {self.published} of {self._who(unpublished)}"
-        absent = [peer for peer in self._teachers if peer not in self._snapshots]
+        absent = [peer for peer in self._teachers if peer not in self._snapshots and peer not in self._refused]
         if absent:
             return f"{opening} waits for the snapshots of {self._who(absent)}"
         done, teachers = self.teachers_done
@@ -218,7 +237,7 @@ class Barrier:
     @property
     def teachers_done(self) -> tuple[int, int]:
         """How many of this round's teachers the learner has run, and how many there are."""
-        return len(self._taught), len(self._teachers)
+        return len(self._taught), len(self._teachers) - len(self._refused)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -227,6 +246,7 @@ class Barrier:
         self._teachers = self._teachers_of(self.published + 1) if self.published < self.rounds else ()
         self._manifests: set[int] = set()
         self._snapshots: dict[int, None] = {}  # a set that keeps the order of arrival
+        self._refused: set[int] = set()
         self._asked: set[Decision] = set()
         self._reset_learner_work()
 
@@ -287,10 +307,11 @@ class Barrier:
             if peer not in self._given:
                 self._given.add(peer)
                 work.append(Teach(peer, self.published))
-        if self.collected == self.published and len(self._taught) == len(self._teachers):
+        done, teachers = self.teachers_done
+        if self.collected == self.published and done == teachers:
             self._training = True
-            usable = tuple(peer for peer in self._teachers if self._taught[peer])
-            refused = tuple(peer for peer in self._teachers if not self._taught[peer])
+            usable = tuple(peer for peer in self._teachers if self._taught.get(peer, False))
+            refused = tuple(peer for peer in self._teachers if peer not in usable)
             work.append(Train(self.published + 1, usable, refused))
         return work
 

@@ -1,4 +1,4 @@
-"""gRPC channel and server options, each with its reason, and the five waits of the service."""
+"""gRPC channel and server options, each with its reason, and how long the service waits for others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CLIENT_OPTIONS: tuple[tuple[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds. There are no other time-outs.
+    """Seconds.
 
     connect: until an answer to a small request counts as lost.
     no_progress: without a byte, until a stream is given up and resumed; one that moves is never cut.

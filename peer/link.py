@@ -14,8 +14,9 @@ import grpc.aio
 
 from crad_p2p.errors import IncompleteError, PeersDisagreeError
 from crad_p2p.federation import Federation
+from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
-from crad_p2p.snapshot import SnapshotError
+from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, Waits, dial
 from peer.hello import describe_disagreement, greeting
@@ -104,6 +105,7 @@ class Link:
         """Fetch a snapshot to ``path``, resumed where it was cut, and check it; repeated until it is right.
 
         Raises:
+            SnapshotError: it came as announced, and must not be used; ``path`` has the suffix ``.refused`` then.
             IncompleteError: the peer no longer keeps that round.
         """
         partial = path.with_suffix(".partial")
@@ -112,10 +114,10 @@ class Link:
             try:
                 with self._call():
                     await self._download(manifest, partial)
-                await asyncio.to_thread(intake.snapshot, partial, manifest)
+                await self._check(intake, partial, manifest)
                 partial.rename(path)
                 return
-            except SnapshotError as error:
+            except DamagedFileError as error:
                 partial.unlink(missing_ok=True)
                 attempt.failed(logger, f"{what} refused: {error}; fetching it again from the start")
             except _CallError as error:
@@ -148,7 +150,7 @@ class Link:
             yield
         except grpc.aio.AioRpcError as error:
             name = error.code().name.lower().replace("_", " ")
-            raise _CallError(f"{name} ({error.details()})", error.code()) from None
+            raise _CallError(f"{name} ({printable(error.details() or '', 200)})", error.code()) from None
         except TimeoutError:
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
 
@@ -164,11 +166,21 @@ class Link:
             call.cancel()
         return False
 
+    @staticmethod
+    async def _check(intake: Intake, partial: Path, manifest: Manifest) -> None:
+        try:
+            await asyncio.to_thread(intake.snapshot, partial, manifest)
+        except DamagedFileError:
+            raise
+        except SnapshotError:
+            partial.rename(partial.with_suffix(".refused"))  # kept aside as evidence
+            raise
+
     async def _download(self, manifest: Manifest, partial: Path) -> None:
         """Append to ``partial`` what is missing.
 
         Raises:
-            SnapshotError: the stream has a gap or is longer than announced.
+            DamagedFileError: the stream has a gap or is longer than announced.
         """
         offset = _size(partial)
         request = peer_pb2.GetSnapshotRequest(
@@ -179,12 +191,12 @@ class Link:
             with partial.open("ab") as file:
                 while (chunk := await within(self._waits.no_progress, call.read())) is not grpc.aio.EOF:
                     if chunk.offset != offset or not 0 < len(chunk.data) <= CHUNK_BYTES:
-                        raise SnapshotError(
+                        raise DamagedFileError(
                             f"chunk of {len(chunk.data)} bytes at {chunk.offset}, expected one at {offset}"
                         )
                     offset += len(chunk.data)
                     if offset > manifest.size:
-                        raise SnapshotError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
+                        raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
                     file.write(chunk.data)
                     self.bytes_received += len(chunk.data)
         finally:

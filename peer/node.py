@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import time
 from collections.abc import Coroutine
@@ -14,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, error_of
+from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, PeersDisagreeError, error_of
 from crad_p2p.federation import Federation
+from crad_p2p.foreign import printable
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
+from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.results import PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, layout_from_json
 from peer import barrier as b
@@ -277,6 +278,9 @@ class Node:
         self._intake = Intake(self._federation, layouts, message["classes"])
         self._intake_known.set()
         self._train_samples = message["train_samples"]
+        self._status.update(data_digest=message["data_digest"])
+        for peer in self._latest_states:
+            self._compare_data(peer)
         logger.info("learner on %s with %d training images", message["device"], self._train_samples)
         if self._barrier.published < 0:
             return b.LearnerUp()
@@ -369,10 +373,24 @@ class Node:
 
     def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
         self._latest_states[peer] = state
+        self._compare_data(peer)
         self._inbox.put_nowait(b.Announced(peer, state.round))
         self._collected_by[peer] = max(self._collected_by[peer], state.collected)
         if min(self._collected_by.values()) >= self._federation.rounds:
             self._all_collected.set()
+
+    def _compare_data(self, peer: int) -> None:
+        """Both sides cut the common data by themselves; what they got must be the same.
+
+        Raises:
+            PeersDisagreeError: it is not.
+        """
+        here, there = self._status.state.data_digest, self._latest_states[peer].data_digest
+        if here and there and here != there:
+            raise PeersDisagreeError(
+                f"peers {self._id} and {peer} have different data: class names, image size, labels or the split differ "
+                f"(digests {here[:12]}… and {printable(there[:12])}…); give both the same data set and version of NumPy"
+            )
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
         await self._intake_known.wait()
@@ -390,7 +408,12 @@ class Node:
         if not await self._holds_snapshot(path, manifest):
             async with self._fetch_slots:
                 start = time.monotonic()
-                await self._links[peer].snapshot(manifest, path, self._intake)
+                try:
+                    await self._links[peer].snapshot(manifest, path, self._intake)
+                except SnapshotError as error:
+                    logger.warning("the snapshot of peer %d is not used: %s", peer, error)
+                    self._inbox.put_nowait(b.SnapshotRefused(peer, number))
+                    return
                 self._work.transfer += time.monotonic() - start
         self._inbox.put_nowait(b.SnapshotHeld(peer, number))
 
@@ -461,7 +484,7 @@ class Node:
             _percent(result.global_accuracy),
             _percent(result.local_accuracy),
         )
-        logger.info("peak memory: learner %d MB, service %d MB", result.peak_rss_bytes >> 20, _own_peak_rss() >> 20)
+        logger.info("peak memory: learner %d MB, service %d MB", result.peak_rss_bytes >> 20, peak_rss_bytes() >> 20)
 
     async def _linger(self) -> None:
         """Serve on until every other peer has what it needs."""
@@ -525,10 +548,6 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _own_peak_rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _percent(accuracy: float | None) -> str:

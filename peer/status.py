@@ -61,7 +61,7 @@ class Status:
         await self._until(lambda: self._watchers == 0, seconds)
         return self._watchers == 0
 
-    async def _steering_changed(self, before: tuple[int, int, bool], seconds: float) -> None:
+    async def _steering_changed(self, before: tuple[int, int, str, bool], seconds: float) -> None:
         await self._until(lambda: _steering(self.state) != before, seconds)
 
     async def _changed_since(self, version: int, seconds: float) -> None:
@@ -86,5 +86,5 @@ class Status:
             await asyncio.wait([self._changed], timeout=left)
 
 
-def _steering(state: peer_pb2.PeerState) -> tuple[int, int, bool]:
-    return state.round, state.collected, state.leaving
+def _steering(state: peer_pb2.PeerState) -> tuple[int, int, str, bool]:
+    return state.round, state.collected, state.data_digest, state.leaving

@@ -12,7 +12,6 @@ A round directory appears under its name only when whole and durable. Rounds P a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,10 +21,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
+from crad_p2p.errors import ConfigurationError, IncompleteError
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
+from peer.lock import Lock
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Store:
         self.root = root
         self._rounds = root / "rounds"
         self._received = root / "received"
-        self._lock_fd = -1
+        self._lock = Lock(root / "lock")
         self._manifests: dict[int, Manifest] = {}
 
     # --- opening ---------------------------------------------------------------------------------------------------
@@ -55,31 +55,21 @@ class Store:
         try:
             self._rounds.mkdir(parents=True, exist_ok=True)
             self._received.mkdir(exist_ok=True)
-            self._lock_fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock.take(
+                f"peer {peer_id} is already running on state directory {self.root}",
+                "end that process, or give this one another --state-dir",
+            )
         except OSError as error:
             raise ConfigurationError(
                 f"state directory {self.root}: cannot be written ({error.strerror}); choose another with --state-dir"
             ) from None
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._lock_fd, 32, 0).decode() or "unknown"
-            raise AlreadyRunningError(
-                f"peer {peer_id} is already running on state directory {self.root} (process {holder}); end that "
-                f"process, "
-                f"or give this one another --state-dir"
-            ) from None
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
         self._check_owner(federation, peer_id)
         for leftover in self._rounds.glob(".staging-*"):
             shutil.rmtree(leftover)
 
     def close(self) -> None:
         """Give the lock back."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._lock.release()
 
     def _check_owner(self, federation: Federation, peer_id: int) -> None:
         path = self.root / "federation.json"
@@ -89,12 +79,13 @@ class Store:
             return
         try:
             stored = json.loads(path.read_text())
-        except ValueError:
+            found = {"peer id": stored["peer"], **stored["agreed"]}
+        except (ValueError, KeyError, TypeError):
             raise ConfigurationError(
                 f"{path} is damaged; if the rounds beside it are this federation's, remove it and start again, "
                 f"otherwise choose another --state-dir"
             ) from None
-        found, expected = {"peer id": stored["peer"], **stored["agreed"]}, {"peer id": peer_id, **federation.agreed()}
+        expected = {"peer id": peer_id, **federation.agreed()}
         if difference := describe_difference(found, expected, "the state directory", "the federation file"):
             raise ConfigurationError(
                 f"state directory {self.root} belongs to another run: {difference}; continue with the same "

@@ -31,6 +31,7 @@ from peer.barrier import (
     OpenRound,
     Published,
     SnapshotHeld,
+    SnapshotRefused,
     Taught,
     Teach,
     Train,
@@ -664,3 +665,20 @@ class ForgetfulBarrier(Barrier):
 def test_the_check_finds_planted_faults(fault: dict[str, Any], expected: str) -> None:
     with pytest.raises(ViolationError, match=expected):
         ModelChecker(**fault).run()
+
+
+def test_a_refused_snapshot_is_left_out_also_after_the_learner_was_lost() -> None:
+    barrier = Barrier([1, 2], rounds=3, teachers_of=lambda _: (1, 2), published=0)
+    for peer in (1, 2):
+        barrier.step(Announced(peer, 0))
+        barrier.step(ManifestHeld(peer, 0))
+    barrier.step(LearnerUp())
+    barrier.step(SnapshotRefused(1, 0))
+    assert "waits for the snapshots of peer 2 " in barrier.explain()
+    assert barrier.step(SnapshotHeld(2, 0)) == [Teach(2, 0)]
+    barrier.step(LearnerDown())
+    assert barrier.step(LearnerUp()) == [OpenRound(1), Teach(2, 0)]
+    assert barrier.step(Taught(2, 0, usable=True)) == [Train(1, teachers=(2,), quarantined=(1,))]
+    barrier.step(Published(1))
+    assert barrier.step(SnapshotRefused(2, 0)) == []  # of a round that is over
+    assert barrier.teachers_done == (0, 2)

@@ -143,7 +143,7 @@ def test_augmentation_auto_is_resolved_and_a_given_one_kept(tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------------------------- npz
 
 
-@pytest.mark.parametrize(("shape", "channels"), [((5, 7), 1), ((5, 7, 1), 1), ((5, 7, 3), 3), ((5, 3), 1)])
+@pytest.mark.parametrize(("shape", "channels"), [((5, 7), 1), ((5, 7, 1), 1), ((5, 7, 3), 3)])
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "uint64", "float32"])
 def test_npz_shapes_and_label_types(tmp_path: Path, shape: tuple[int, ...], channels: int, dtype: str) -> None:
     content = arrays(shape=shape)
@@ -159,6 +159,12 @@ def test_npz_shapes_and_label_types(tmp_path: Path, shape: tuple[int, ...], chan
         np.testing.assert_array_equal(part.images, np.moveaxis(original, -1, 1))
     assert dataset.class_names == ("0", "1", "2")
     assert dataset.mean == dataset.std == (0.5,) * channels
+
+
+def test_npz_images_must_be_large_enough_to_be_halved_twice(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'train_images' holds images of 5x3 pixels; at least 4x4 are needed"):
+        load(save(tmp_path / "a.npz", arrays(shape=(5, 3))))
+    assert load(save(tmp_path / "a.npz", arrays(shape=(4, 4)))).train.images.shape[2:] == (4, 4)
 
 
 def test_npz_class_names_say_how_many_classes_there_are(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from crad_p2p.errors import IncompleteError, PeersDisagreeError, PortTakenError
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import RoundRecord
-from crad_p2p.snapshot import SNAPSHOT_FILE, Layout, TensorSpec
+from crad_p2p.snapshot import SNAPSHOT_FILE, Layout, SnapshotError, TensorSpec
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, Waits, dial
 from peer.intake import Intake
@@ -760,7 +760,7 @@ HEADLESS[0] = peer_pb2.Chunk(offset=0, data=b"\xff" * 8 + SNAPSHOT[8:CHUNK_BYTES
         ([chunk(0), chunk(CHUNK_BYTES)], f"file has {2 * CHUNK_BYTES} bytes, the manifest says {SIZE}"),
         ([], f"file has 0 bytes, the manifest says {SIZE}"),
         (FLIPPED, "sha256 of the file is"),
-        (HEADLESS, "safetensors header claims"),
+        (HEADLESS, "sha256 of the file is"),
     ],
     ids=["gap", "overlap", "late start", "empty", "overlong chunk", "overlong", "short", "nothing", "digest", "header"],
 )
@@ -786,6 +786,18 @@ async def test_a_wrong_stream_is_refused_and_fetched_again_from_the_start(
         assert link.bytes_received <= 2 * SIZE  # what goes beyond the manifest's size is not taken in
     assert f"snapshot of round 0 of peer 1 refused: {reason}" in caplog.text
     assert "fetching it again from the start" in caplog.text
+
+
+@in_loop
+async def test_a_snapshot_that_is_as_announced_but_of_another_layout_is_refused_for_good(tmp_path: Path) -> None:
+    other = Intake(federation(1), {"cnn6": {**LAYOUT, "extra": TensorSpec("F32", (1,))}}, classes=2)
+    path = tmp_path / "1.safetensors"
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        with pytest.raises(SnapshotError, match="no tensor 'extra'"):
+            await link.snapshot(manifest_of(0), path, other)
+        assert remote.servicer.offsets == [0]  # not asked for again
+    assert not path.exists()
+    assert path.with_suffix(".refused").read_bytes() == SNAPSHOT
 
 
 @in_loop

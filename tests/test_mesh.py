@@ -114,6 +114,24 @@ def test_another_federation_is_not_mixed_into_a_directory(runs):
     assert "data.partition.alpha is 1.0 in that run and 0.5 in this command" in " ".join(ended.stderr.split())
 
 
+def test_results_of_a_simulation_are_not_taken_for_those_of_a_mesh(runs):
+    ended = mesh("up", *QUICK, "--out", str(runs[1]), cwd=runs[1])
+    assert ended.returncode == 3
+    assert "holds the results of another run" in " ".join(ended.stderr.split())
+
+
+def test_the_federation_file_is_never_overwritten(tmp_path):
+    assert mesh("init", "peers.yaml", "--count", "2", cwd=tmp_path).returncode == 0
+    before = (tmp_path / "peers.yaml").read_text()
+    ended = mesh("up", "--peers", "peers.yaml", "--out", ".", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "would be overwritten" in " ".join(ended.stderr.split())
+    assert (tmp_path / "peers.yaml").read_text() == before
+    for wrong in (["--dataset", "nonsense"], ["--count", "60000"]):
+        assert mesh("init", "other.yaml", *wrong, cwd=tmp_path).returncode == 3
+        assert not (tmp_path / "other.yaml").exists()
+
+
 def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
     command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *QUICK, "--no-alone", "--out", "again"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -121,6 +139,9 @@ def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
         for line in process.stdout:  # type: ignore[union-attr]
             if line.startswith("round 1 of"):
                 break
+        second = mesh("up", *QUICK, "--no-alone", "--out", "again", cwd=tmp_path)
+        assert second.returncode == 5
+        assert f"a mesh is already running in {tmp_path / 'again'} (process {process.pid})" in second.stderr
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=60)[0]
     finally:

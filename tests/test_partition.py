@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from crad_p2p.data.partition import Split, dirichlet_partition, make_splits, partition_digest, split_holdout
+from crad_p2p.data.datasets import Dataset, ImageSet
+from crad_p2p.data.partition import Split, data_digest, dirichlet_partition, make_splits, split_holdout
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import DataSettings, PartitionSettings
 
@@ -195,15 +198,25 @@ def test_partition_settings_are_used() -> None:
     assert digest(unbalanced) != digest(SETTINGS)
 
 
-def digest(settings: DataSettings, seed: int = 1, labels: np.ndarray = LABELS) -> str:
-    return partition_digest(list(make_splits(labels, settings, range(5), seed).values()))
+def dataset(labels: np.ndarray = LABELS, names: tuple[str, ...] = ("a", "b"), side: int = 4) -> Dataset:
+    images = ImageSet(np.zeros((len(labels), 1, side, side), dtype=np.uint8), labels)
+    return Dataset("test", images, images, names, (0.5,), (0.5,), "none")
+
+
+def digest(settings: DataSettings, seed: int = 1, labels: np.ndarray = LABELS, **changes: Any) -> str:
+    return data_digest(dataset(labels, **changes), make_splits(labels, settings, range(5), seed))
 
 
 def test_digest_sees_every_difference() -> None:
     assert digest(SETTINGS) == digest(DataSettings())
-    assert digest(SETTINGS) != digest(SETTINGS, seed=2)
-    assert digest(SETTINGS) != digest(DataSettings(holdout=0.21))
-    assert digest(SETTINGS) != digest(SETTINGS, labels=LABELS[:-1])
+    others = [
+        digest(SETTINGS, seed=2),
+        digest(DataSettings(holdout=0.21)),
+        digest(SETTINGS, labels=LABELS[:-1]),
+        digest(SETTINGS, names=("b", "a")),
+        digest(SETTINGS, side=5),
+    ]
+    assert len({digest(SETTINGS), *others}) == 6
     one, two, none = np.array([1]), np.array([2]), np.array([], dtype=np.int64)
     # the same indices in other parts, or at other peers
     variants = [
@@ -214,9 +227,17 @@ def test_digest_sees_every_difference() -> None:
         [Split(two, none, none), Split(one, none, none)],
         [Split(one, none, none), Split(none, two, none)],
     ]
-    assert len({partition_digest(variant) for variant in variants}) == len(variants)
+    assert len({data_digest(dataset(), dict(enumerate(variant))) for variant in variants}) == len(variants)
+
+
+def test_digest_sees_labels_that_give_the_same_split() -> None:
+    splits = make_splits(LABELS, SETTINGS, range(5), 1)
+    assert data_digest(dataset(LABELS), splits) != data_digest(dataset(1 - np.minimum(LABELS, 1)), splits)
 
 
 def test_digest_is_the_same_on_every_machine() -> None:
-    splits = [Split(np.array([0, 2**40]), np.array([1]), np.array([], dtype=np.int64))]
-    assert partition_digest(splits) == "c4349d57c56a8c23cad47efe568845854a13cd6c085bce0b23c6e318a22c1b54"
+    splits = {0: Split(np.array([0, 2**40]), np.array([1]), np.array([], dtype=np.int64))}
+    assert (
+        data_digest(dataset(np.array([0, 1])), splits)
+        == "c84480b578b917dd6f000ae74642200ea81f620f8fbfbeda142b6ec616262401"
+    )

@@ -459,7 +459,9 @@ class ScriptedLearner:
         self.commands: list[str] = []
         self._is_killed = is_killed
         self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._events.put_nowait({"event": "ready", "layouts": {}, "classes": 2, "train_samples": 1, "device": "cpu"})
+        self._events.put_nowait(
+            {"event": "ready", "layouts": {}, "classes": 2, "train_samples": 1, "device": "cpu", "data_digest": ""}
+        )
         self._rounds = 0
 
     def send(self, do: str, **fields: Any) -> None:

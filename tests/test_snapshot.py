@@ -21,6 +21,7 @@ from crad_p2p import weights
 from crad_p2p.architectures import build_model, initialise, layout_of
 from crad_p2p.snapshot import (
     MAX_HEADER_BYTES,
+    DamagedFileError,
     Layout,
     SnapshotError,
     TensorSpec,
@@ -174,12 +175,16 @@ def test_another_digest(tmp_path: Path) -> None:
         check(tmp_path, changed, sha256=digest(GOOD))
 
 
-def test_size_header_and_digest_are_checked_in_this_order(tmp_path: Path) -> None:
+def test_size_digest_and_header_are_checked_in_this_order(tmp_path: Path) -> None:
+    """What a transfer can have damaged comes first, as an error of its own kind: it may be fetched again."""
     bad = assemble(b"[]", b"")
-    with pytest.raises(SnapshotError, match="file has"):
+    with pytest.raises(DamagedFileError, match="file has"):
         check(tmp_path, bad, size=1, sha256="0" * 64)
-    with pytest.raises(SnapshotError, match="header"):
+    with pytest.raises(DamagedFileError, match="sha256"):
         check(tmp_path, bad, sha256="0" * 64)
+    with pytest.raises(SnapshotError, match="header") as refused:
+        check(tmp_path, bad)
+    assert not isinstance(refused.value, DamagedFileError)
 
 
 @pytest.mark.parametrize("length", [len(GOOD) - 7, MAX_HEADER_BYTES + 1, 2**63, 2**64 - 1])

@@ -24,6 +24,8 @@ from crad_p2p.randomness import generator
 
 #: Without class names the labels themselves say how many classes there are; beyond this they are ids of something else.
 MAX_UNNAMED_CLASSES = 10_000
+#: Pixels a side of an image must have: the architectures halve it twice.
+MIN_SIDE = 4
 
 _CIFAR_FILES = {
     "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")),
@@ -284,6 +286,11 @@ def _images(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[np
         )
     if 0 in shape:
         raise DataError(f"{path}: '{key}' is empty, shape {_shape(shape)}; it must hold at least one image")
+    if min(array.shape[1:3]) < MIN_SIDE:
+        raise DataError(
+            f"{path}: '{key}' holds images of {array.shape[1]}x{array.shape[2]} pixels; at least {MIN_SIDE}x{MIN_SIDE} "
+            f"are needed; enlarge them before saving"
+        )
     return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
 
 

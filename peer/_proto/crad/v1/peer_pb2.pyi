@@ -31,9 +31,10 @@ class WatchRequest(_message.Message):
     def __init__(self, progress: bool = ...) -> None: ...
 
 class PeerState(_message.Message):
-    __slots__ = ("round", "collected", "leaving", "manifest", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
+    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +45,7 @@ class PeerState(_message.Message):
     GLOBAL_ACCURACY_FIELD_NUMBER: _ClassVar[int]
     round: int
     collected: int
+    data_digest: str
     leaving: bool
     manifest: bytes
     phase: str
@@ -52,7 +54,7 @@ class PeerState(_message.Message):
     explanation: str
     validation_accuracy: float
     global_accuracy: float
-    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("peer", "round")
