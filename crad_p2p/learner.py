@@ -1,8 +1,8 @@
 """The learner process: one client, driven by messages of one JSON object a line. Imports no grpc.
 
 Commands come on standard input, events go to what was standard output; the two sides exchange file paths, never
-tensors. When standard
-input ends, the service is gone, and the process ends at once, wherever it is: nothing it has not reported counts.
+tensors. When standard input ends, the service is gone, and the process ends at once, wherever it is: nothing it has not
+reported counts.
 
     command                                                       answer
     {"do": "initialise", "folder": F}                             trained

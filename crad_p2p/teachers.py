@@ -1,9 +1,8 @@
 """Teachers, one at a time: each runs over the whole local epoch as it arrives, and only its posteriors stay.
 
 Algorithm 1 of the paper holds all N-1 teachers and runs each on every training batch. The order of the loops does not
-matter to
-the targets, since teachers are frozen: here the outer loop is over teachers, so memory is flat in N and the pass can
-start before the last snapshot has arrived.
+matter to the targets, since teachers are frozen: here the outer loop is over teachers, so memory is flat in N and the
+pass can start before the last snapshot has arrived.
 """
 
 from __future__ import annotations

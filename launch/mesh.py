@@ -62,8 +62,7 @@ class Mesh:
 
         Raises:
             CradError: the first failure of a peer, in its own words; all others are stopped, and continue when the
-                mesh is
-                started again.
+                mesh is started again.
         """
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -239,9 +239,8 @@ class Node:
             if self._learner_starts >= _MAX_LEARNER_STARTS:
                 raise LearnerFailedError(
                     f"the learner process {how}, {_MAX_LEARNER_STARTS} times without finishing a round; the "
-                    f"lines above "
-                    f"say why, or the system's log if it ran out of memory. Rounds up to {self._barrier.published} are "
-                    f"safe: start the same command again to continue"
+                    f"lines above say why, or the system's log if it ran out of memory. Rounds up to "
+                    f"{self._barrier.published} are safe: start the same command again to continue"
                 )
             logger.warning("the learner process %s; starting it again", how)
             self._inbox.put_nowait(b.LearnerDown())

@@ -89,8 +89,7 @@ class Store:
         if difference := describe_difference(found, expected, "the state directory", "the federation file"):
             raise ConfigurationError(
                 f"state directory {self.root} belongs to another run: {difference}; continue with the same "
-                f"settings, or "
-                f"choose another --state-dir"
+                f"settings, or choose another --state-dir"
             )
 
     # --- own rounds ------------------------------------------------------------------------------------------------
@@ -141,8 +140,7 @@ class Store:
         except OSError as error:
             raise IncompleteError(
                 f"round {manifest.round} could not be written to {self.root} ({error.strerror}); all earlier "
-                f"rounds are "
-                f"safe: mend the disk and start the same command again to continue"
+                f"rounds are safe: mend the disk and start the same command again to continue"
             ) from None
 
     def prune(self, keep: Iterable[int], received_from: int) -> None:
