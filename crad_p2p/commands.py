@@ -12,6 +12,9 @@ import typer
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError
 
+#: What typer ends with after Ctrl-C, by version.
+_INTERRUPTED = (1, 130)
+
 
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
@@ -32,4 +35,9 @@ def run_command(app: typer.Typer, name: str) -> NoReturn:
     except CradError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except SystemExit as ending:
+        if ending.code not in _INTERRUPTED:
+            raise
+        print(f"{name}: interrupted; start the same command again", file=sys.stderr)
+        sys.exit(ExitCode.INCOMPLETE)
     sys.exit(ExitCode.COMPLETE)

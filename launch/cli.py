@@ -254,9 +254,10 @@ def _download(federation: Federation, data_dir: Path) -> None:
 
 def _announce(console: Console, federation: Federation, out: Path, threads: int) -> None:
     data, method = federation.data, federation.method
+    rounds = f"{federation.rounds} round{'s' if federation.rounds > 1 else ''}"
     console.print(
-        f"{len(federation.peers)} peers learn {data.dataset} by {method.name} for {federation.rounds} rounds, "
-        f"each a process of its own with {threads} CPU thread{'s' if threads > 1 else ''}.\n"
+        f"{len(federation.peers)} peers learn {data.dataset} by {method.name} for {rounds}, each a process of its own "
+        f"with {threads} CPU thread{'s' if threads > 1 else ''}.\n"
         f"Shards: Dirichlet alpha {data.partition.alpha:g}, seed {federation.seed}. "
         f"Architectures: {', '.join(dict.fromkeys(peer.arch for peer in federation.peers))}.\n"
         f"Everything is written to {out}; Ctrl-C stops, the same command continues.",

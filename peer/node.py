@@ -121,6 +121,8 @@ class Node:
                 await self._child.stop()
             for link in self._links.values():
                 await link.close()
+            self._status.close()
+            await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
             if server is not None:
                 await server.stop(grace=1.0)
             with suppress(OSError):  # where this fails, the next start mends it
@@ -490,6 +492,7 @@ class Node:
         self._status.update(phase="linger", step=0, steps=0)
         if not self._collected_by:
             return
+        logger.info("serving on until every other peer has what it needs, %g s at most", self._waits.linger)
         try:
             await within(self._waits.linger, self._all_collected.wait())
         except TimeoutError:

@@ -21,6 +21,7 @@ class Status:
         self.state = peer_pb2.PeerState(round=-1, collected=-1, phase="start")
         self._version = 0
         self._watchers = 0
+        self._closed = False
         self._changed: asyncio.Future[None] | None = None  # done at the next change, for those who wait
 
     def update(self, **fields: Any) -> None:
@@ -47,18 +48,28 @@ class Status:
                 version, state = self._version, peer_pb2.PeerState()
                 state.CopyFrom(self.state)
                 yield state
-                if state.leaving:
+                if state.leaving or self._closed:
                     return
                 await self._steering_changed(_steering(state), _MIN_INTERVAL if progress else _HEARTBEAT)
                 if progress:
                     await self._changed_since(version, _HEARTBEAT)
+                if self._closed:
+                    return
         finally:
             self._watchers -= 1
             self._wake()
 
+    def close(self) -> None:
+        """End all streams, without a word of leaving: this peer stops, and will be back."""
+        self._closed = True
+        self._wake()
+
     async def drained(self, seconds: float) -> bool:
         """Wait until no watcher is left, at most so long; whether none is."""
-        await self._until(lambda: self._watchers == 0, seconds)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        while self._watchers and (left := deadline - clock()) > 0:
+            await self._wait_for_change(left)
         return self._watchers == 0
 
     async def _steering_changed(self, before: tuple[int, int, str, bool], seconds: float) -> None:
@@ -80,10 +91,13 @@ class Status:
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        while not condition() and (left := deadline - clock()) > 0:
-            if self._changed is None:
-                self._changed = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._changed], timeout=left)
+        while not condition() and not self._closed and (left := deadline - clock()) > 0:
+            await self._wait_for_change(left)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._changed], timeout=seconds)
 
 
 def _steering(state: peer_pb2.PeerState) -> tuple[int, int, str, bool]:
