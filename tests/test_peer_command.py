@@ -447,6 +447,26 @@ def test_stopped_or_killed_at_any_time_the_same_command_continues(
     assert_as_expected(again, expected)
 
 
+def test_peers_with_different_data_both_say_so_and_end(tmp_path: Path, start: Callable[..., Peer]) -> None:
+    """The file's name is the same, so the federation files agree; what is in it does not."""
+    peers = [{"id": i, "address": f"127.0.0.1:{free_port()}", "arch": "cnn6@0.125"} for i in (0, 1)]
+    started = []
+    for peer_id, classes in ((0, 3), (1, 4)):
+        folder = tmp_path / f"host{peer_id}"
+        folder.mkdir()
+        labels = np.arange(200) % classes
+        images = np.zeros((200, 8, 8), dtype=np.uint8)
+        np.savez(folder / "x.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+        path = federation_file(folder, peers=peers, rounds=1000, data={"dataset": "npz:x.npz"})
+        started.append(start("--id", str(peer_id), "--peers", str(path), state=tmp_path / f"state{peer_id}"))
+    for peer_id, each in enumerate(started):
+        code = each.ended()
+        sentence = (
+            f"peers {peer_id} and {1 - peer_id} have different data: class names, image size, labels or the split"
+        )
+        assert_one_sentence(each.output, code, ExitCode.PEERS_DISAGREE, sentence)
+
+
 # --- a learner that ends at a chosen moment ---------------------------------------------------------------------------
 
 
