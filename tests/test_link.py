@@ -427,6 +427,17 @@ async def test_a_new_round_is_told_at_once(tmp_path: Path) -> None:
         call.cancel()
 
 
+@pytest.mark.parametrize("progress", [True, False])
+@in_loop
+async def test_streams_end_without_a_word_of_leaving_when_a_peer_is_stopped(tmp_path: Path, progress: bool) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        call = stub.Watch(peer_pb2.WatchRequest(progress=progress))
+        assert not (await asyncio.wait_for(call.read(), 5)).leaving
+        remote.status.close()
+        assert await asyncio.wait_for(call.read(), 5) is grpc.aio.EOF
+        assert await remote.status.drained(5)
+
+
 @in_loop
 async def test_peers_are_not_told_of_progress(tmp_path: Path) -> None:
     async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
