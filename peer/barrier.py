@@ -1,8 +1,16 @@
 """When a round opens: a state machine without clock, socket, file or randomness.
 
-Events go in, decisions come out, and equal events give equal decisions. With P the highest round this peer has durably
-published, the rule of policy ``all`` is: train round P+1 only with the round-P snapshot of every other peer. It
-follows that no two peers are ever more than one round apart, and that nobody needs a round older than another's P-1.
+Events go in, decisions come out (``peer.events``), and equal events give equal decisions. P is the highest round that
+this peer has durably published.
+
+Policy ``all``: round P+1 is trained only with the round-P snapshot of every other peer. It follows that no two peers
+are ever more than one round apart, and that nobody needs a round older than another's P-1.
+
+Policy ``quorum``: once every peer that is still missing has had its time (``peer.deadlines``), round P+1 opens without
+them, if at least ``min`` peers, this one included, have published round P. ``min`` is more than half of all, so two
+parts of a broken network can never both go on. It follows that whatever round the first peer has published, ``min``
+peers have published the one before. A peer that was left behind by two rounds or more publishes its last model again
+as the round of the mesh (:class:`Rejoin`), and takes part from there.
 
 Rounds in which nobody teaches (method ``local``, warm-up) wait for the manifests of round P all the same, so the rule
 about distance holds for every method and all peers can choose the same best round.
@@ -10,311 +18,462 @@ about distance holds for every method and all peers can choose the same best rou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Connected:
-    """The link to a peer is up."""
-
-    peer: int
-
-
-@dataclass(frozen=True)
-class Disconnected:
-    """The link to a peer is down."""
-
-    peer: int
-
-
-@dataclass(frozen=True)
-class Announced:
-    """A peer says that it has published this round."""
-
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class ManifestHeld:
-    """A peer's manifest of a round is here and has been checked."""
-
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class SnapshotHeld:
-    """A peer's snapshot of a round is here and has been checked."""
-
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class SnapshotRefused:
-    """A peer's snapshot of a round is what its manifest announces, and must not be used."""
-
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class LearnerUp:
-    """A learner process is ready and holds the model of the last published round; it remembers no teacher."""
-
-
-@dataclass(frozen=True)
-class LearnerDown:
-    """The learner process has ended; what it had not finished is lost."""
-
-
-@dataclass(frozen=True)
-class Taught:
-    """The learner has the posteriors of a peer's snapshot of ``round``, or refused it (``usable`` false)."""
-
-    peer: int
-    round: int
-    usable: bool
-
-
-@dataclass(frozen=True)
-class Published:
-    """This peer's round is committed: the rename has happened."""
-
-    round: int
-
-
-Event = (
-    Connected
-    | Disconnected
-    | Announced
-    | ManifestHeld
-    | SnapshotHeld
-    | SnapshotRefused
-    | LearnerUp
-    | LearnerDown
-    | Taught
-    | Published
+from peer.deadlines import RoundTimes
+from peer.events import (
+    Announced,
+    Collected,
+    Connected,
+    Decision,
+    Disconnected,
+    Event,
+    FetchManifest,
+    FetchSnapshot,
+    Finish,
+    GiveUp,
+    Gone,
+    LearnerDown,
+    LearnerUp,
+    MakeInitialModel,
+    ManifestHeld,
+    OpenRound,
+    Published,
+    Rejoin,
+    SnapshotHeld,
+    SnapshotRefused,
+    Taught,
+    Teach,
+    Tick,
+    Train,
 )
-
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FetchManifest:
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class FetchSnapshot:
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class MakeInitialModel:
-    """Let the learner make round 0."""
-
-
-@dataclass(frozen=True)
-class OpenRound:
-    """Let the learner draw the local epoch of this round."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Teach:
-    """Let the learner run a peer's snapshot of ``round`` over the open epoch."""
-
-    peer: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The manifests of this round are here from everybody: the best round so far can be decided."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Train:
-    """The barrier is passed: train this round with these teachers."""
-
-    round: int
-    teachers: tuple[int, ...]
-    quarantined: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The last round is published here and collected from everybody."""
-
-
-Decision = FetchManifest | FetchSnapshot | MakeInitialModel | OpenRound | Teach | Collected | Train | Finish
 
 #: Teachers of a round, by its number.
 TeachersOf = Callable[[int], tuple[int, ...]]
 
+#: Stands for this peer among the round times.
+_SELF = -1
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """Policy ``quorum``.
+
+    Attributes:
+        min: peers, this one included, without which no round opens; more than half of all.
+        max_staleness: rounds by which the weights of a teacher may be behind those of its round.
+        grace: seconds added to what is known of a peer's speed.
+    """
+
+    min: int
+    max_staleness: int
+    grace: float
+
+
+@dataclass
+class State:
+    """All that a barrier remembers; plain values, so that it can be copied, compared and written down."""
+
+    published: int
+    announced: dict[int, int]
+    start_until: float
+    now: float = 0.0
+    since: float = 0.0  # when waiting for the others' round ``published`` began
+    collected: int = -1
+    connected: set[int] = field(default_factory=set)
+    greeted: set[int] = field(default_factory=set)  # connected at least once
+    absent: set[int] = field(default_factory=set)  # missed its time, and has not been back since
+    newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # newest snapshot held: its round, its weights'
+    ahead: int = -1  # the highest round beyond the next of which a manifest is here
+    times: RoundTimes = field(default_factory=RoundTimes)
+    given_up: bool = False
+    rejoining: int = -1
+    # Of this round:
+    manifests: set[int] = field(default_factory=set)
+    older: dict[int, int] = field(default_factory=dict)  # manifests of an earlier round, for stale teachers
+    snapshots: dict[int, int] = field(default_factory=dict)  # in order of arrival: the round of the weights
+    refused: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    asked: set[tuple[str, int, int]] = field(default_factory=set)
+    chosen: dict[int, int] | None = (
+        None  # once nobody is waited for any more: teachers, and the round of their snapshot
+    )
+    # Of the learner in this round:
+    learner_up: bool = False
+    opened: bool = False
+    given: dict[int, int] = field(default_factory=dict)
+    taught: dict[int, bool] = field(default_factory=dict)
+    training: bool = False
+    finished: bool = False
+
 
 class Barrier:
-    """Policy ``all`` for one peer.
+    """The barrier of one peer.
 
     Args:
         others: ids of all other peers.
         rounds: R, the last round.
         teachers_of: which of the others teach a given round.
         published: the highest round found on disk, -1 for none.
+        quorum: None for policy ``all``.
+        now: the time at the start.
+        start_wait: seconds in which all others must have been reached once, unless a round was trained before; with a
+            quorum, also for peers of whose speed nothing is known yet.
     """
 
-    def __init__(self, others: Iterable[int], rounds: int, teachers_of: TeachersOf, published: int = -1) -> None:
+    def __init__(
+        self,
+        others: Iterable[int],
+        rounds: int,
+        teachers_of: TeachersOf,
+        published: int = -1,
+        *,
+        quorum: Quorum | None = None,
+        now: float = 0.0,
+        start_wait: float = math.inf,
+    ) -> None:
         self.others = tuple(sorted(others))
         self.rounds = rounds
-        self.published = published
-        self.collected = -1
+        self.quorum = quorum
+        self.start_wait = start_wait
+        self.state = State(published, dict.fromkeys(self.others, -1), start_until=now + start_wait, now=now, since=now)
         self._teachers_of = teachers_of
-        self._connected: set[int] = set()
-        self._announced = dict.fromkeys(self.others, -1)
-        self._learner_up = False
-        self._start_round()
+        self._find_teachers()
 
-    def step(self, event: Event) -> list[Decision]:
-        """Take in one event; what is to be done now, in order. Events about past rounds change nothing."""
-        match event:
-            case Connected(peer):
-                self._connected.add(peer)
-            case Disconnected(peer):
-                self._connected.discard(peer)
-            case Announced(peer, number):
-                self._announced[peer] = max(number, self._announced[peer])
-            case ManifestHeld(peer, number) if number == self.published:
-                self._manifests.add(peer)
-            case SnapshotHeld(peer, number) if number == self.published:
-                self._snapshots[peer] = None
-            case SnapshotRefused(peer, number) if number == self.published:
-                self._refused.add(peer)
-            case LearnerUp():
-                self._learner_up = True
-            case LearnerDown():
-                self._forget_learner()
-            case Taught(peer, number, usable) if number == self.published:
-                self._taught[peer] = usable
-            case Published(number):
-                if number != self.published + 1:
-                    raise ValueError(f"round {number} published after round {self.published}")
-                self.published = number
-                self._start_round()
-        return self._decide()
+    @property
+    def published(self) -> int:
+        """P."""
+        return self.state.published
 
-    def explain(self) -> str:
-        """One sentence: what this peer waits for."""
-        if not self._learner_up:
-            return "the learner process is starting"
-        if self.published < 0:
-            return "the initial model is being made"
-        unpublished = [peer for peer in self.others if peer not in self._manifests]
-        if self.published == self.rounds:
-            if unpublished:
-                return f"all {self.rounds} rounds are done here; waits for the last round of {self._who(unpublished)}"
-            return f"all {self.rounds} rounds are done here and everywhere"
-        opening = f"round {self.published + 1}"
-        if self._training:
-            return f"{opening} is being trained"
-        if unpublished:
-            return f"{opening} waits for round {self.published} of {self._who(unpublished)}"
-        absent = [peer for peer in self._teachers if peer not in self._snapshots and peer not in self._refused]
-        if absent:
-            return f"{opening} waits for the snapshots of {self._who(absent)}"
-        done, teachers = self.teachers_done
-        return f"{opening} waits for the learner to run {teachers - done} of {teachers} teachers"
+    @property
+    def teachers(self) -> tuple[int, ...]:
+        """Who may teach the next round."""
+        return self._teachers
 
     @property
     def teachers_done(self) -> tuple[int, int]:
         """How many of this round's teachers the learner has run, and how many there are."""
-        return len(self._taught), len(self._teachers) - len(self._refused)
+        s = self.state
+        expected = len(self._teachers) - len(s.refused) if s.chosen is None else len(s.chosen)
+        return len(s.taught), expected
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    @property
+    def waited_for_at_the_end(self) -> tuple[int, ...]:
+        """The others for whom this peer goes on serving: all but those that were away when the rounds ended."""
+        return tuple(j for j in self.others if j not in self.state.absent or j in self.state.connected)
 
-    def _start_round(self) -> None:
-        """Forget everything that belonged to the round before."""
-        self._teachers = self._teachers_of(self.published + 1) if self.published < self.rounds else ()
-        self._manifests: set[int] = set()
-        self._snapshots: dict[int, None] = {}  # a set that keeps the order of arrival
-        self._refused: set[int] = set()
-        self._asked: set[Decision] = set()
+    @property
+    def wake_at(self) -> float | None:
+        """When time alone may change something; a :class:`Tick` is due then."""
+        s = self.state
+        times = [s.start_until] if self._start_matters() else []
+        if self.quorum and s.chosen is None and s.published >= 0:
+            times += [self._deadline(j) for j in self._pending()]
+        later = [time for time in times if s.now < time < math.inf]
+        return max(later, default=None)
+
+    def step(self, event: Event) -> list[Decision]:
+        """Take in one event; what is to be done now, in order. Events about past rounds change nothing."""
+        s = self.state
+        match event:
+            case Tick(now):
+                s.now = now
+            case Connected(peer):
+                s.connected.add(peer)
+                s.greeted.add(peer)
+            case Disconnected(peer):
+                s.connected.discard(peer)
+            case Announced(peer, number, busy):
+                self._hear(peer, number, busy)
+            case ManifestHeld(peer, number):
+                self._take_manifest(peer, number)
+            case SnapshotHeld(peer, number, model_round):
+                self._take_snapshot(peer, number, number if model_round is None else model_round)
+            case SnapshotRefused(peer, number) if number == s.published:
+                s.refused.add(peer)
+            case Gone(peer, number) if number == s.published:
+                s.gone.add(peer)
+            case LearnerUp():
+                s.learner_up = True
+            case LearnerDown():
+                self._forget_learner()
+            case Taught(peer, number, usable) if s.given.get(peer) == number:
+                s.taught[peer] = usable
+            case Published(number, busy):
+                self._publish(number, busy)
+        return self._decide()
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, peer: int, number: int, busy: float) -> None:
+        s = self.state
+        if number <= s.announced[peer]:
+            return
+        s.announced[peer] = number
+        if self.quorum:
+            if busy > 0:
+                s.times.say(peer, busy)
+            if number >= s.published - 1:
+                s.absent.discard(peer)
+
+    def _take_manifest(self, peer: int, number: int) -> None:
+        s = self.state
+        if number == s.published:
+            s.manifests.add(peer)
+        elif self.quorum and number > s.published + 1:
+            s.ahead = max(s.ahead, number)
+        elif self.quorum and number < s.published:
+            s.older[peer] = max(number, s.older.get(peer, -1))
+
+    def _take_snapshot(self, peer: int, number: int, model_round: int) -> None:
+        s = self.state
+        if self.quorum and number >= s.newest.get(peer, (-1, -1))[0]:
+            s.newest[peer] = (number, model_round)
+        if number == s.published and peer not in s.snapshots:
+            if self.quorum and s.chosen is None and s.now <= self._deadline(peer):
+                # What comes late says nothing of how long a round takes.
+                s.times.see(peer, s.now - s.since)
+            s.snapshots[peer] = model_round
+
+    def _publish(self, number: int, busy: float) -> None:
+        s = self.state
+        rejoined = number == s.rejoining
+        if number != s.published + 1 and not rejoined:
+            raise ValueError(f"round {number} published after round {s.published}")
+        if self.quorum and busy > 0:
+            s.times.say(_SELF, busy)
+        s.published, s.since, s.rejoining = number, s.now, -1
+        s.manifests, s.older, s.snapshots, s.refused, s.gone, s.asked = set(), {}, {}, set(), set(), set()
+        s.chosen = None
+        if s.ahead <= number + 1:
+            s.ahead = -1
         self._reset_learner_work()
+        if rejoined:
+            s.learner_up = False  # it holds another model until it has been given this one
+        self._find_teachers()
+
+    def _find_teachers(self) -> None:
+        published = self.state.published
+        self._teachers = self._teachers_of(published + 1) if published < self.rounds else ()
 
     def _forget_learner(self) -> None:
-        self._learner_up = False
+        self.state.learner_up = False
         self._reset_learner_work()
 
     def _reset_learner_work(self) -> None:
-        self._opened = False
-        self._given: set[int] = set()
-        self._taught: dict[int, bool] = {}
-        self._training = False
-        self._finished = False
+        s = self.state
+        s.opened, s.training, s.finished = False, False, False
+        s.given, s.taught = {}, {}
+
+    # --- decisions -------------------------------------------------------------------------------------------------
 
     def _decide(self) -> list[Decision]:
-        if self.published < 0:
-            return self._make_initial_model()
-        decisions = self._fetches()
-        if self.collected < self.published and self._manifests.issuperset(self.others):
-            self.collected = self.published
-            decisions.append(Collected(self.published))
-        if self.published == self.rounds:
-            if self.collected == self.rounds and self._learner_up and not self._finished:
-                self._finished = True
+        s = self.state
+        decisions = self._start_or_give_up()
+        if s.published < 0:
+            return decisions + self._make_initial_model()
+        if s.rejoining >= 0:
+            return decisions
+        if s.ahead > s.published + 1 and not s.training:
+            s.rejoining = s.ahead
+            return [*decisions, Rejoin(s.ahead)]
+        decisions += self._fetches()
+        if s.chosen is None and self._is_time_to_choose():
+            self._choose()
+        if s.collected < s.published and (s.chosen is not None or s.manifests.issuperset(self.others)):
+            s.collected = s.published
+            decisions.append(Collected(s.published))
+        if s.published == self.rounds:
+            if s.collected == self.rounds and s.learner_up and not s.finished:
+                s.finished = True
                 decisions.append(Finish())
-        elif self._learner_up and not self._training:
+        elif s.learner_up and not s.training:
             decisions += self._learner_work()
         return decisions
 
-    def _make_initial_model(self) -> list[Decision]:
-        if not self._learner_up or self._training:
+    def _start_matters(self) -> bool:
+        s = self.state
+        return s.published <= 0 and not s.given_up and not s.greeted.issuperset(self.others)
+
+    def _start_or_give_up(self) -> list[Decision]:
+        s = self.state
+        if not self._start_matters() or s.now < s.start_until or self._has_met_enough():
             return []
-        self._training = True
+        s.given_up = True
+        return [GiveUp(tuple(j for j in self.others if j not in s.greeted))]
+
+    def _has_met_enough(self) -> bool:
+        """Whether those have been reached since the start who would know if this peer's disk has lost a round."""
+        met = 1 + len(self.state.greeted)
+        return met >= (self.quorum.min if self.quorum else 1 + len(self.others))
+
+    def _make_initial_model(self) -> list[Decision]:
+        s = self.state
+        if not s.learner_up or s.training:
+            return []
+        s.training = True
         return [MakeInitialModel()]
 
-    def _fetches(self) -> list[Decision]:
-        number = self.published
-        wanted: list[Decision] = [FetchManifest(j, number) for j in self.others if self._announced[j] >= number]
-        wanted += [FetchSnapshot(j, number) for j in self._teachers if j in self._manifests]
-        fresh = [decision for decision in wanted if decision not in self._asked and not self._is_held(decision)]
-        self._asked.update(fresh)
-        return fresh
+    # --- what is fetched -------------------------------------------------------------------------------------------
 
-    def _is_held(self, decision: Decision) -> bool:
-        match decision:
-            case FetchManifest(peer, _):
-                return peer in self._manifests
-            case FetchSnapshot(peer, _):
-                return peer in self._snapshots
-        return False
+    def _fetches(self) -> list[Decision]:
+        wanted: list[Decision] = []
+        for j in self.others:
+            wanted += self._wanted_of(j)
+        fresh = [each for each in wanted if _key(each) not in self.state.asked]
+        self.state.asked.update(map(_key, fresh))
+        return sorted(fresh, key=lambda each: isinstance(each, FetchSnapshot))
+
+    def _wanted_of(self, j: int) -> list[Decision]:
+        s, wanted = self.state, list[Decision]()
+        said, number = s.announced[j], s.published
+        if said >= number and j not in s.manifests | s.gone:
+            wanted.append(FetchManifest(j, number))
+        if j in self._teachers and j in s.manifests and j not in s.gone | s.refused and j not in s.snapshots:
+            wanted.append(FetchSnapshot(j, number))
+        if self.quorum and max(0, number - self.quorum.max_staleness) <= said < number:
+            if j in self._teachers and s.newest.get(j, (-1, -1))[0] < said:  # it may have to teach with that
+                wanted.append(FetchSnapshot(j, said) if s.older.get(j) == said else FetchManifest(j, said))
+        elif self.quorum and said > number + 1:
+            wanted.append(FetchManifest(j, said))
+        return wanted
+
+    # --- who is waited for -----------------------------------------------------------------------------------------
+
+    def _has_arrived(self, j: int) -> bool:
+        s = self.state
+        return j in s.snapshots or j in s.refused if j in self._teachers else j in s.manifests
+
+    def _pending(self) -> list[int]:
+        lost = self.state.gone if self.quorum else ()
+        return [j for j in self.others if not self._has_arrived(j) and j not in lost]
+
+    def _is_present(self, j: int) -> bool:
+        """Whether it counts for the quorum: it is known to have published round P."""
+        return self._has_arrived(j) or self.state.announced[j] > self.state.published
+
+    def _deadline(self, j: int) -> float:
+        """Until when a peer is waited for, under policy ``quorum``."""
+        assert self.quorum
+        s = self.state
+        if s.published <= 0:
+            return s.start_until
+        if j in s.absent:
+            return s.since
+        allowance = s.times.allowance(j, self.quorum.grace)
+        if allowance is None and j not in s.connected:
+            allowance = s.times.common_allowance(self.quorum.grace)
+        return s.since + (self.start_wait if allowance is None else allowance)
+
+    def _has_quorum(self) -> bool:
+        assert self.quorum
+        present = 1 + sum(map(self._is_present, self.others))
+        return present >= self.quorum.min or self.state.published == self.rounds
+
+    def _is_time_to_choose(self) -> bool:
+        pending = self._pending()
+        if not pending or not self.quorum:
+            return not pending
+        return all(self.state.now >= self._deadline(j) for j in pending) and self._has_quorum()
+
+    def _choose(self) -> None:
+        """Nobody is waited for any more: fix who teaches, and with what."""
+        s = self.state
+        s.chosen = {}
+        for j in self._teachers:
+            held = (s.published, s.snapshots[j]) if j in s.snapshots else s.newest.get(j)
+            if held and j not in s.refused and self._is_fresh_enough(held[1]):
+                s.chosen[j] = held[0]
+        s.absent.update(j for j in self._pending() if not self._is_present(j))
+
+    def _is_fresh_enough(self, model_round: int) -> bool:
+        return self.state.published - model_round <= (self.quorum.max_staleness if self.quorum else 0)
+
+    # --- the learner's work ----------------------------------------------------------------------------------------
 
     def _learner_work(self) -> list[Decision]:
-        work: list[Decision] = []
-        if not self._opened:
-            self._opened = True
-            work.append(OpenRound(self.published + 1))
-        for peer in self._snapshots:
-            if peer not in self._given:
-                self._given.add(peer)
-                work.append(Teach(peer, self.published))
-        done, teachers = self.teachers_done
-        if self.collected == self.published and done == teachers:
-            self._training = True
-            usable = tuple(peer for peer in self._teachers if self._taught.get(peer, False))
-            refused = tuple(peer for peer in self._teachers if peer not in usable)
-            work.append(Train(self.published + 1, usable, refused))
+        s, work = self.state, list[Decision]()
+        if not s.opened:
+            s.opened = True
+            work.append(OpenRound(s.published + 1))
+        ready = s.chosen
+        if ready is None:
+            ready = {j: s.published for j, trained in s.snapshots.items() if self._is_fresh_enough(trained)}
+        for j in sorted(ready, key=_in_order(s.snapshots)):
+            if j not in s.given:
+                s.given[j] = ready[j]
+                work.append(Teach(j, ready[j]))
+        if s.chosen is not None and s.taught.keys() >= s.chosen.keys() and self._has_met_enough():
+            s.training = True
+            work.append(self._train(s.chosen))
         return work
 
+    def _train(self, chosen: dict[int, int]) -> Train:
+        s = self.state
+        teachers = tuple(j for j in self._teachers if j in chosen and s.taught[j])
+        quarantined = tuple(j for j in self._teachers if j in s.refused or not s.taught.get(j, True))
+        missing = tuple(j for j in self._teachers if j not in teachers and j not in quarantined)
+        weights = {j: s.snapshots[j] if chosen[j] == s.published else s.newest[j][1] for j in teachers}
+        stale = tuple((j, chosen[j]) for j in teachers if weights[j] < s.published)
+        return Train(s.published + 1, teachers, quarantined, missing, stale)
+
+    # --- words -----------------------------------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """One sentence: whom or what this peer waits for, and how long at most."""
+        s = self.state
+        if s.rejoining >= 0:
+            return f"the mesh went on without this peer: its last model is published again as round {s.rejoining}"
+        if s.published < 0 and s.learner_up:
+            return "the initial model is being made"
+        if not s.learner_up:
+            return "the learner process is starting"
+        unpublished = [j for j in self.others if j not in s.manifests]
+        if s.published == self.rounds:
+            if unpublished and s.chosen is None:
+                waits = f"waits for the last round of {self._who(unpublished)}{self._limit(unpublished)}"
+                return f"all {self.rounds} rounds are done here; {waits}"
+            where = "everywhere" if not unpublished else f"everywhere but at {self._who(unpublished)}"
+            return f"all {self.rounds} rounds are done here and {where}"
+        opening = f"round {s.published + 1}"
+        if s.training:
+            return f"{opening} is being trained"
+        if s.chosen is None:
+            if unpublished:
+                return f"{opening} waits for round {s.published} of {self._who(unpublished)}{self._limit(unpublished)}"
+            if absent := self._pending():
+                return f"{opening} waits for the snapshots of {self._who(absent)}{self._limit(absent)}"
+        done, teachers = self.teachers_done
+        if done < teachers:
+            return f"{opening} waits for the learner to run {teachers - done} of {teachers} teachers"
+        strangers = [j for j in self.others if j not in s.greeted]
+        return f"{opening} waits to reach {self._who(strangers)} for the first time since the start"
+
     def _who(self, peers: list[int]) -> str:
-        named = [f"{peer}" if peer in self._connected else f"{peer} (not connected)" for peer in peers]
+        named = [f"{peer}" if peer in self.state.connected else f"{peer} (not connected)" for peer in peers]
         return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"
+
+    def _limit(self, peers: list[int]) -> str:
+        """Until when, in words; stays the same while time passes."""
+        s = self.state
+        if not self.quorum:
+            return ""
+        size = 1 + len(self.others)
+        if not self._has_quorum():
+            present = 1 + sum(map(self._is_present, self.others))
+            return f"; it needs {self.quorum.min} of {size} peers and has {present}"
+        seconds = max(map(self._deadline, peers)) - s.since
+        return f", {max(0.0, seconds):.0f} s at most; {self.quorum.min} of {size} peers are enough then"
+
+
+def _key(decision: Decision) -> tuple[str, int, int]:
+    assert isinstance(decision, FetchManifest | FetchSnapshot)
+    return type(decision).__name__, decision.peer, decision.round
+
+
+def _in_order(snapshots: dict[int, int]) -> Callable[[int], tuple[int, int]]:
+    """Those that came in this round first, as they came; then the stale ones by id."""
+    order = {j: place for place, j in enumerate(snapshots)}
+    return lambda j: (order.get(j, len(order)), j)

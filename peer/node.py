@@ -20,8 +20,9 @@ from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.results import PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, layout_from_json
-from peer import barrier as b
+from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
+from peer.barrier import Barrier
 from peer.channels import Waits, require_loopback
 from peer.intake import Intake
 from peer.learner_process import LearnerProcess
@@ -85,7 +86,7 @@ class Node:
         self._store = Store(host.state_dir)
         self._status = Status()
         self._servicer = PeerServicer(federation, self._id, self._store, self._status)
-        self._inbox: asyncio.Queue[b.Event | tuple[LearnerProcess, Message]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[e.Event | tuple[LearnerProcess, Message]] = asyncio.Queue()
         self._fetch_slots = asyncio.Semaphore(_PARALLEL_FETCHES)
         self._links: dict[int, Link] = {}
         self._latest_states: dict[int, peer_pb2.PeerState] = {}
@@ -130,7 +131,7 @@ class Node:
             self._store.close()
 
     async def _take_part(self, published: int) -> None:
-        self._barrier = b.Barrier(
+        self._barrier = Barrier(
             self._collected_by,
             self._federation.rounds,
             lambda number: self._federation.teachers_of(self._id, number),
@@ -140,7 +141,7 @@ class Node:
         self._start_work()
         for peer in self._barrier.others:
             if published >= 0 and self._store.received_manifest_path(peer, published).exists():
-                self._inbox.put_nowait(b.Announced(peer, published))
+                self._inbox.put_nowait(e.Announced(peer, published))
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 background = [self._spawn(self._stop_on_signal()), self._spawn(self._run_learner())]
@@ -166,7 +167,7 @@ class Node:
         """Feed the barrier until the last round has been evaluated."""
         while True:
             item = await self._inbox.get()
-            event: b.Event | None
+            event: e.Event | None
             if isinstance(item, tuple):
                 process, message = item
                 if message["event"] == "evaluated":
@@ -175,38 +176,38 @@ class Node:
                 event = await self._learner_says(process, message)
             else:
                 event = item
-            if isinstance(event, b.LearnerDown):
+            if isinstance(event, e.LearnerDown):
                 self._unanswered = 0
             if event is not None:
                 for decision in self._barrier.step(event):
                     await self._carry_out(decision)
             self._status.update(explanation=self._barrier.explain())
 
-    async def _carry_out(self, decision: b.Decision) -> None:
+    async def _carry_out(self, decision: e.Decision) -> None:
         match decision:
-            case b.FetchManifest(peer, number):
+            case e.FetchManifest(peer, number):
                 self._spawn(self._fetch_manifest(peer, number))
-            case b.FetchSnapshot(peer, number):
+            case e.FetchSnapshot(peer, number):
                 self._spawn(self._fetch_snapshot(peer, number))
-            case b.MakeInitialModel():
+            case e.MakeInitialModel():
                 self._command("initialise", folder=str(self._store.staging_dir(0)))
-            case b.OpenRound():
+            case e.OpenRound():
                 self._command("open")
-            case b.Teach(peer, number):
+            case e.Teach(peer, number):
                 self._command(
                     "teach",
                     manifest=str(self._store.received_manifest_path(peer, number)),
                     snapshot=str(self._store.received_snapshot_path(peer, number)),
                 )
-            case b.Collected(number):
+            case e.Collected(number):
                 self._choose_best(number)
                 self._status.update(collected=number)
-            case b.Train(number, teachers, quarantined):
+            case e.Train(number, teachers, quarantined, _missing, _stale):
                 self._work.training_since = time.monotonic()
                 self._work.quarantined = quarantined
                 self._work.consumed = tuple(self._consume(peer, number - 1) for peer in teachers)
                 self._command("train", teachers=list(teachers), folder=str(self._store.staging_dir(number)))
-            case b.Finish():
+            case e.Finish():
                 best = self._best.round if self._best.round is not None else self._barrier.published
                 self._command("evaluate", snapshot=str(self._store.round_dir(best) / SNAPSHOT_FILE))
 
@@ -245,9 +246,9 @@ class Node:
                     f"{self._barrier.published} are safe: start the same command again to continue"
                 )
             logger.warning("the learner process %s; starting it again", how)
-            self._inbox.put_nowait(b.LearnerDown())
+            self._inbox.put_nowait(e.LearnerDown())
 
-    async def _learner_says(self, process: LearnerProcess, message: Message) -> b.Event | None:
+    async def _learner_says(self, process: LearnerProcess, message: Message) -> e.Event | None:
         """Note what the learner says; the event it means to the barrier, if any."""
         kind = message["event"]
         if kind == "progress":
@@ -261,20 +262,20 @@ class Node:
             self._learner = process
             return self._learner_ready(message)
         self._unanswered -= 1
-        event: b.Event
+        event: e.Event
         if kind == "restored":
-            event = b.LearnerUp()
+            event = e.LearnerUp()
         elif kind == "taught":
             if not message["usable"]:
                 logger.warning("the snapshot of peer %d is not used: %s", message["peer"], message["reason"])
-            event = b.Taught(message["peer"], message["round"], message["usable"])
+            event = e.Taught(message["peer"], message["round"], message["usable"])
         else:
             event = await self._commit(message)
         if not self._unanswered:
             self._status.update(phase="wait", step=0, steps=0)
         return event
 
-    def _learner_ready(self, message: Message) -> b.Event | None:
+    def _learner_ready(self, message: Message) -> e.Event | None:
         layouts = {arch: layout_from_json(layout) for arch, layout in message["layouts"].items()}
         self._intake = Intake(self._federation, layouts, message["classes"])
         self._intake_known.set()
@@ -284,12 +285,12 @@ class Node:
             self._compare_data(peer)
         logger.info("learner on %s with %d training images", message["device"], self._train_samples)
         if self._barrier.published < 0:
-            return b.LearnerUp()
+            return e.LearnerUp()
         number = self._barrier.published
         self._command("restore", round=number, folder=str(self._store.round_dir(number)))
         return None
 
-    async def _commit(self, message: Message) -> b.Published:
+    async def _commit(self, message: Message) -> e.Published:
         """Publish the round that the learner has finished: durable first, then visible."""
         number, seconds, log = message["round"], message["seconds"], message["log"]
         if number != self._barrier.published + 1:
@@ -340,7 +341,7 @@ class Node:
             self._federation.rounds,
             _percent(statistics.accuracy),
         )
-        return b.Published(number)
+        return e.Published(number)
 
     def _show_published(self, global_accuracy: float | None = None) -> None:
         number = self._store.last_round()
@@ -365,7 +366,7 @@ class Node:
 
     async def _watch(self, peer: int) -> None:
         def on_connection(peer: int, up: bool) -> None:
-            self._inbox.put_nowait(b.Connected(peer) if up else b.Disconnected(peer))
+            self._inbox.put_nowait(e.Connected(peer) if up else e.Disconnected(peer))
 
         self._links[peer] = Link(
             self._federation, self._id, peer, self._waits, on_state=self._on_state, on_connection=on_connection
@@ -375,7 +376,7 @@ class Node:
     def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
         self._latest_states[peer] = state
         self._compare_data(peer)
-        self._inbox.put_nowait(b.Announced(peer, state.round))
+        self._inbox.put_nowait(e.Announced(peer, state.round))
         self._collected_by[peer] = max(self._collected_by[peer], state.collected)
         if min(self._collected_by.values()) >= self._federation.rounds:
             self._all_collected.set()
@@ -401,7 +402,7 @@ class Node:
             if manifest is None:
                 manifest = await self._links[peer].manifest(number, self._intake)
             self._store.save_received_manifest(manifest)
-        self._inbox.put_nowait(b.ManifestHeld(peer, number))
+        self._inbox.put_nowait(e.ManifestHeld(peer, number))
 
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
         path = self._store.received_snapshot_path(peer, number)
@@ -413,10 +414,10 @@ class Node:
                     await self._links[peer].snapshot(manifest, path, self._intake)
                 except SnapshotError as error:
                     logger.warning("the snapshot of peer %d is not used: %s", peer, error)
-                    self._inbox.put_nowait(b.SnapshotRefused(peer, number))
+                    self._inbox.put_nowait(e.SnapshotRefused(peer, number))
                     return
                 self._work.transfer += time.monotonic() - start
-        self._inbox.put_nowait(b.SnapshotHeld(peer, number))
+        self._inbox.put_nowait(e.SnapshotHeld(peer, number))
 
     def _watched_manifest(self, peer: int, number: int) -> Manifest | None:
         """The manifest that came with the peer's state, if it is of this round and right."""

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.barrier import (
+from peer.barrier import Barrier
+from peer.deadlines import RoundTimes
+from peer.events import (
     Announced,
-    Barrier,
     Collected,
     Connected,
     Decision,
@@ -43,7 +44,14 @@ OTHERS = (1, 2)
 def make(*, rounds: int = 2, published: int = -1, teachers: Iterable[int] = OTHERS, others: Any = OTHERS) -> Barrier:
     """Peer 0's barrier; the same teachers in every round."""
     fixed = tuple(teachers)
-    return Barrier(others, rounds, lambda _number: fixed, published)
+    return greeted(Barrier(others, rounds, lambda _number: fixed, published))
+
+
+def greeted(barrier: Barrier) -> Barrier:
+    """All others have been reached since the start, and are not connected now."""
+    for peer in barrier.others:
+        assert feed(barrier, Connected(peer), Disconnected(peer)) == []
+    return barrier
 
 
 def feed(barrier: Barrier, *events: Event) -> list[Decision]:
@@ -238,7 +246,7 @@ def test_rounds_without_teachers_wait_for_all_manifests_all_the_same() -> None:
 
 
 def test_teachers_are_asked_for_by_the_round_that_they_teach() -> None:
-    warmup = Barrier(OTHERS, 2, lambda number: OTHERS if number > 1 else (), published=0)
+    warmup = greeted(Barrier(OTHERS, 2, lambda number: OTHERS if number > 1 else (), published=0))
     assert feed(warmup, LearnerUp(), *MANIFESTS)[-1] == Train(1, (), ())
     decisions = feed(warmup, Published(1), *arrival(1, 1), *arrival(2, 1))
     assert FetchSnapshot(1, 1) in decisions
@@ -581,7 +589,7 @@ class ModelChecker:
     def _new_barrier(self, i: int, published: int) -> int:
         others = tuple(j for j in range(self.peers) if j != i)
         teachers = others if self.teaches else ()
-        return self._number_of(self.barrier(others, self.rounds, lambda _number: teachers, published))
+        return self._number_of(greeted(self.barrier(others, self.rounds, lambda _number: teachers, published)))
 
     def _number_of(self, barrier: Barrier) -> int:
         number = self._numbers.setdefault(frozen(state_of(barrier)), len(self._barriers))
@@ -601,13 +609,17 @@ class ModelChecker:
 
 def state_of(barrier: Barrier) -> dict[str, Any]:
     """All that a barrier remembers."""
-    return {name: value for name, value in vars(barrier).items() if name != "_teachers_of"}
+    return vars(barrier.state)
 
 
 def frozen(value: Any) -> Hashable:
     """A hashable copy; the order of arrival does not count, since no invariant depends on it."""
     if isinstance(value, dict):
         return frozenset((key, frozen(each)) for key, each in value.items())
+    if isinstance(value, RoundTimes):
+        return frozen(vars(value))
+    if isinstance(value, list):
+        return tuple(value)
     return frozenset(value) if isinstance(value, set) else value
 
 
@@ -627,10 +639,10 @@ class HastyBarrier(Barrier):
     """Planted fault: trains with one teacher missing."""
 
     def _learner_work(self) -> list[Decision]:
-        work = super()._learner_work()
-        if not self._training and self.collected == self.published and len(self._taught) == len(self._teachers) - 1:
-            self._training = True
-            work.append(Train(self.published + 1, tuple(self._taught), ()))
+        work, s = super()._learner_work(), self.state
+        if not s.training and s.collected == s.published and len(s.taught) == len(self.teachers) - 1:
+            s.training = True
+            work.append(Train(s.published + 1, tuple(s.taught)))
         return work
 
 
@@ -639,7 +651,7 @@ class DeafBarrier(Barrier):
 
     def _decide(self) -> list[Decision]:
         if self.published >= 0:
-            self._manifests.add(self.others[0])
+            self.state.manifests.add(self.others[0])
         return super()._decide()
 
 
@@ -647,7 +659,7 @@ class ForgetfulBarrier(Barrier):
     """Planted fault: a snapshot that comes while the learner runs another is never given to it."""
 
     def _learner_work(self) -> list[Decision]:
-        busy = len(self._given) > len(self._taught)
+        busy = len(self.state.given) > len(self.state.taught)
         return [each for each in super()._learner_work() if not (busy and isinstance(each, Teach))]
 
 
@@ -668,7 +680,7 @@ def test_the_check_finds_planted_faults(fault: dict[str, Any], expected: str) ->
 
 
 def test_a_refused_snapshot_is_left_out_also_after_the_learner_was_lost() -> None:
-    barrier = Barrier([1, 2], rounds=3, teachers_of=lambda _: (1, 2), published=0)
+    barrier = greeted(Barrier([1, 2], rounds=3, teachers_of=lambda _: (1, 2), published=0))
     for peer in (1, 2):
         barrier.step(Announced(peer, 0))
         barrier.step(ManifestHeld(peer, 0))
