@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     DATA = 8
     INCOMPLETE = 9
     LEARNER_FAILED = 10
+    RESERVATIONS = 11
 
 
 class CradError(Exception):
@@ -76,6 +77,12 @@ class IncompleteError(CradError):
     """The run ended before its last round."""
 
     exit_code = ExitCode.INCOMPLETE
+
+
+class ReservationsError(CradError):
+    """All rounds are done, but not as they should be: some without a peer, or with evidence against one."""
+
+    exit_code = ExitCode.RESERVATIONS
 
 
 class LearnerFailedError(CradError):

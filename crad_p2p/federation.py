@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -146,9 +146,31 @@ class TrainingSettings(_Model):
 
 
 class BarrierSettings(_Model):
-    """When a round opens: with policy ``all``, once every peer's snapshot of the last round has been used."""
+    """When a round opens: with policy ``all``, once every peer's snapshot of the last round has been used; with
+    ``quorum``, after the deadlines of those who are missing, if at least ``min`` peers are there.
 
-    policy: Literal["all"] = "all"
+    The other fields belong to ``quorum`` alone; None takes the default.
+    """
+
+    policy: Literal["all", "quorum"] = "all"
+    min: int | None = Field(None, description="peers without which no round opens, by default just over half of all")
+    max_staleness: int | None = Field(None, ge=0, description="rounds by which a teacher's weights may be old (2)")
+    grace: float | None = Field(None, gt=0, description="seconds added to what is known of a peer's speed (15)")
+
+    def quorum(self, peers: int) -> tuple[int, int, float]:
+        """``min``, ``max_staleness`` and ``grace`` for a federation of so many peers."""
+        return (
+            peers // 2 + 1 if self.min is None else self.min,
+            2 if self.max_staleness is None else self.max_staleness,
+            15.0 if self.grace is None else self.grace,
+        )
+
+    @model_validator(mode="after")
+    def _only_with_quorum(self) -> Self:
+        for name in ("min", "max_staleness", "grace"):
+            if self.policy == "all" and getattr(self, name) is not None:
+                raise ValueError(f"'{name}' belongs to policy quorum, and the policy is all; leave one of them out")
+        return self
 
 
 class PeerEntry(_Model):
@@ -191,6 +213,16 @@ class Federation(_Model):
                 if value in seen:
                     raise ValueError(f"peers: {field} {value!r} is given twice; every peer needs its own {field}")
                 seen.add(value)
+        return self
+
+    @model_validator(mode="after")
+    def _quorum_is_a_majority(self) -> Federation:
+        size, least = len(self.peers), self.barrier.min
+        if least is not None and not size < 2 * least <= 2 * size:
+            raise ValueError(
+                f"barrier.min: {least} of {size} peers; it must be more than half, so that two halves of a broken "
+                f"network cannot both go on, and not more than all: from {size // 2 + 1} to {size}"
+            )
         return self
 
     @property

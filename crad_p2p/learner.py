@@ -122,7 +122,7 @@ class Learner:
             self._client.restore(number, snapshot, checkpoint)
         except SnapshotError as error:
             raise LearnerFailedError(f"{folder} is damaged: {error}; restore the state directory's disk") from None
-        self.emit("restored")
+        self.emit("restored", round=number)
 
     def _teach(self, manifest: Manifest, path: Path) -> None:
         start = time.monotonic()

@@ -13,6 +13,7 @@ from crad_p2p.foreign import printable, unique_keys
 MAX_BYTES = 256 * 1024
 
 Count = Annotated[int, Field(ge=0, lt=2**40)]
+PeerId = Annotated[int, Field(ge=0, lt=2**16)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -45,22 +46,37 @@ class ClassStatistics(_Strict):
 class Consumed(_Strict):
     """One snapshot that taught this round."""
 
-    peer: int = Field(ge=0, lt=2**16)
+    peer: PeerId
     round: int = Field(ge=0, lt=2**31)
     sha256: Digest
 
 
 class Manifest(_Strict):
-    """What is announced with a snapshot. ``run`` is the federation's digest."""
+    """What is announced with a snapshot.
+
+    ``run`` is the federation's digest. ``model_round`` is the round in which the weights were trained: ``round``, but
+    for a peer that comes back and publishes its last model again as the round of the mesh. Of the peers that may teach
+    this round, ``consumed`` taught (with an older snapshot, if its round is before ``round`` - 1), ``missing`` had none
+    in time, and the snapshots of ``quarantined`` were refused.
+    """
 
     run: Digest
-    peer: int = Field(ge=0, lt=2**16)
+    peer: PeerId
     round: int = Field(ge=0, lt=2**31)
     arch: str = Field(max_length=100)
     size: int = Field(gt=0, lt=2**50, description="bytes of the snapshot file")
     sha256: Digest
     statistics: ClassStatistics
     consumed: tuple[Consumed, ...]
+    model_round: int = Field(ge=0, lt=2**31)
+    missing: tuple[PeerId, ...]
+    quarantined: tuple[PeerId, ...]
+
+    @model_validator(mode="after")
+    def _not_from_the_future(self) -> Self:
+        if self.model_round > self.round:
+            raise ValueError(f"model_round {self.model_round} is after round {self.round}")
+        return self
 
     def to_bytes(self) -> bytes:
         """The manifest as it is stored and sent: JSON in UTF-8, fields in the order above."""

@@ -32,7 +32,8 @@ class Seconds:
 @dataclass(frozen=True)
 class RoundRecord:
     """One line of history.jsonl: one peer, one round. Accuracies are fractions; global_accuracy is None where not
-    evaluated.
+    evaluated. ``skipped_rounds`` are those before this one that the peer did not publish, since the mesh went on
+    without it; its model of this round is then its last one, published again.
     """
 
     peer: int
@@ -48,6 +49,7 @@ class RoundRecord:
     missing_teachers: tuple[int, ...] = ()
     stale_teachers: tuple[int, ...] = ()
     quarantined_teachers: tuple[int, ...] = ()
+    skipped_rounds: tuple[int, ...] = ()
     seconds: Seconds = Seconds()
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -82,6 +84,8 @@ class PeerResult:
     missing_teachers: tuple[int, ...] = ()
     stale_teachers: tuple[int, ...] = ()
     quarantined_teachers: tuple[int, ...] = ()
+    skipped_rounds: tuple[int, ...] = ()
+    best_round: int | None = None
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> PeerResult:
@@ -148,15 +152,12 @@ class BestRound:
     round: int | None = None
     accuracy: float | None = None
 
-    def offer(self, manifests: Sequence[Manifest]) -> bool:
-        """Consider one round's manifests, one of every peer; True if that round is now the best.
+    def offer(self, number: int, manifests: Sequence[Manifest]) -> bool:
+        """Consider a round's manifests, one of every peer; True if that round is now the best.
 
-        A round is better only if strictly so; one in which no peer has a validation sample counts as accuracy 0.
+        A round is better only if strictly so; one in which no peer has a validation sample counts as accuracy 0. For a
+        peer that was missing under policy ``quorum`` its newest older manifest stands, so that means stay comparable.
         """
-        numbers = {manifest.round for manifest in manifests}
-        if len(numbers) != 1:
-            raise ValueError(f"the manifests of one round are needed, found rounds {sorted(numbers)}")
-        (number,) = numbers
         ordered = sorted(manifests, key=lambda manifest: manifest.peer)
         accuracy = mean_validation_accuracy([manifest.statistics for manifest in ordered]) or 0.0
         if number < 1 or (self.accuracy is not None and accuracy <= self.accuracy):
@@ -180,6 +181,7 @@ def total(records: Iterable[RoundRecord], result: PeerResult) -> PeerResult:
         missing_teachers=_union(record.missing_teachers for record in history),
         stale_teachers=_union(record.stale_teachers for record in history),
         quarantined_teachers=_union(record.quarantined_teachers for record in history),
+        skipped_rounds=_union(record.skipped_rounds for record in history),
     )
 
 

@@ -84,7 +84,7 @@ class _Simulation:
                 last = published
                 steps = list(pool.map(lambda client: self._round(client, last), clients))  # noqa: B023
                 published = [step[0] for step in steps]
-                if best.offer([each.manifest for each in published]):
+                if best.offer(published[0].manifest.round, [each.manifest for each in published]):
                     kept = published
                 records = [step[1] for step in steps]
                 self._history += records
@@ -93,7 +93,7 @@ class _Simulation:
                 pool.map(lambda pair: pair[0].evaluate(pair[1].snapshot), zip(clients, kept, strict=True))
             )
         results = [
-            self._result(client, at_best, at_end, evaluation)
+            self._result(client, at_best, at_end, evaluation, best.round)
             for client, at_best, at_end, evaluation in zip(clients, kept, published, evaluations, strict=True)
         ]
         summary = Summary(
@@ -149,7 +149,7 @@ class _Simulation:
         clock.append(time.monotonic())
         log = client.train([teacher.manifest.peer for teacher in teachers])
         clock.append(time.monotonic())
-        published = self._publish(client, teachers)
+        published = self._publish(client, teachers, quarantined)
         accuracy = None
         if self._federation.evaluates_after(client.round):
             accuracy = client.evaluate(published.snapshot).global_accuracy
@@ -170,7 +170,7 @@ class _Simulation:
         )
         return published, record
 
-    def _publish(self, client: Client, teachers: Sequence[Published]) -> Published:
+    def _publish(self, client: Client, teachers: Sequence[Published], quarantined: Sequence[int] = ()) -> Published:
         snapshot = client.snapshot()
         manifest = Manifest(
             run=self._digest,
@@ -183,10 +183,15 @@ class _Simulation:
             consumed=tuple(
                 Consumed(peer=t.manifest.peer, round=t.manifest.round, sha256=t.manifest.sha256) for t in teachers
             ),
+            model_round=client.round,
+            missing=(),
+            quarantined=tuple(quarantined),
         )
         return Published(manifest, snapshot)
 
-    def _result(self, client: Client, best: Published, last: Published, evaluation: Evaluation) -> PeerResult:
+    def _result(
+        self, client: Client, best: Published, last: Published, evaluation: Evaluation, best_round: int | None
+    ) -> PeerResult:
         result = PeerResult(
             id=client.id,
             arch=client.arch,
@@ -199,5 +204,6 @@ class _Simulation:
             counts=best.manifest.statistics.counts,
             hits=best.manifest.statistics.hits,
             peak_rss_bytes=peak_rss_bytes(),
+            best_round=best_round,
         )
         return total((record for record in self._history if record.peer == client.id), result)

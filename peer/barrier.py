@@ -165,6 +165,11 @@ class Barrier:
         return tuple(j for j in self.others if j not in self.state.absent or j in self.state.connected)
 
     @property
+    def uncollected(self) -> tuple[int, ...]:
+        """The others whose manifest of the last published round is not here."""
+        return tuple(j for j in self.others if j not in self.state.manifests)
+
+    @property
     def wake_at(self) -> float | None:
         """When time alone may change something; a :class:`Tick` is due then."""
         s = self.state

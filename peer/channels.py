@@ -49,11 +49,15 @@ class Waits:
 
     connect: until an answer to a small request counts as lost.
     no_progress: without a byte, until a stream is given up and resumed; one that moves is never cut.
+    start: until every other peer must have been reached for the first time.
     linger: after the last round, for others who do not have everything yet.
+
+    The fifth wait, policy ``quorum``'s for a round, comes from the peers' own round times (``peer.deadlines``).
     """
 
     connect: float = 20.0
     no_progress: float = 30.0
+    start: float = 600.0
     linger: float = 600.0
 
 

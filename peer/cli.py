@@ -12,6 +12,7 @@ from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
 from crad_p2p.errors import UsageError
 from crad_p2p.federation import check_address, load_federation
+from peer.channels import Waits
 
 app = typer.Typer(add_completion=False)
 
@@ -51,6 +52,18 @@ def peer(
         int | None,
         typer.Option(min=1, help="CPU threads of the learner; by default torch's choice.", envvar="CRAD_THREADS"),
     ] = None,
+    start_wait: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds until every other peer must have been reached.", envvar="CRAD_START_WAIT"),
+    ] = Waits.start,
+    linger: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to serve on after the last round, for late peers.", envvar="CRAD_LINGER"),
+    ] = Waits.linger,
+    recover: Annotated[
+        bool,
+        typer.Option("--recover", help="First fetch this peer's last rounds back from the others: its disk lost them."),
+    ] = False,
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(help="One line an event, for people or programs.", envvar="CRAD_LOG_FORMAT"),
@@ -82,9 +95,10 @@ def peer(
         download=download,
         device=device,
         threads=threads,
+        recover=recover,
     )
     with interruptible("start the same command again to continue"):
-        asyncio.run(Node(federation, host).run())
+        asyncio.run(Node(federation, host, Waits(start=start_wait, linger=linger)).run())
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from crad_p2p.errors import IncompleteError, PeersDisagreeError
+from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
@@ -32,6 +33,8 @@ class Link:
     """One other peer, seen from here.
 
     Args:
+        on_hello: called with every answer to the greeting, before the link counts as up; what it raises ends
+            :meth:`watch`.
         on_state: called with every state the peer sends.
         on_connection: called with True when the link comes up and False when it goes down.
     """
@@ -43,8 +46,9 @@ class Link:
         peer: int,
         waits: Waits,
         *,
-        on_state: Callable[[int, peer_pb2.PeerState], None],
-        on_connection: Callable[[int, bool], None],
+        on_hello: Callable[[int, peer_pb2.HelloReply], None] = lambda *_: None,
+        on_state: Callable[[int, peer_pb2.PeerState], None] = lambda *_: None,
+        on_connection: Callable[[int, bool], None] = lambda *_: None,
     ) -> None:
         self.peer = peer
         self.bytes_received = 0
@@ -52,6 +56,7 @@ class Link:
         self._federation = federation
         self._own_id = own_id
         self._waits = waits
+        self._on_hello = on_hello
         self._on_state = on_state
         self._on_connection = on_connection
         self._has_agreed = False
@@ -69,8 +74,7 @@ class Link:
         """
         async for attempt in _attempts():
             try:
-                with self._call():
-                    await self._hello()
+                self._on_hello(self.peer, await self._greet())
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
                 with self._call():
@@ -82,23 +86,37 @@ class Link:
             self._on_connection(self.peer, False)
             attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again")
 
-    async def manifest(self, number: int, intake: Intake) -> Manifest:
-        """The peer's manifest of a round, asked for until it is there and right.
+    async def hello(self) -> peer_pb2.HelloReply:
+        """The answer to the greeting, asked for until it comes.
 
         Raises:
-            IncompleteError: the peer no longer keeps that round: the two have drifted apart and cannot go on.
+            PeersDisagreeError: it runs another federation or software.
         """
-        request = peer_pb2.GetManifestRequest(peer=self.peer, round=number)
+        async for attempt in _attempts():
+            try:
+                return await self._greet()
+            except _CallError as error:
+                attempt.failed(logger, f"peer {self.peer} at {self._address}: {error}; trying again")
+        raise AssertionError("attempts never end")
+
+    async def manifest(self, number: int, intake: Intake, owner: int | None = None) -> Manifest:
+        """A manifest of the peer, or one of ``owner`` that the peer keeps; asked for until it is there and right.
+
+        Raises:
+            RoundGoneError: the peer does not keep that round (any more).
+        """
+        owner = self.peer if owner is None else owner
+        request = peer_pb2.GetManifestRequest(peer=owner, round=number)
         async for attempt in _attempts():
             try:
                 with self._call():
                     reply = await self._stub.GetManifest(request, timeout=self._waits.connect)
-                return intake.manifest(reply.document, self.peer, number)
+                return intake.manifest(reply.document, owner, number)
             except _CallError as error:
                 self._raise_if_gone(error, number)
-                attempt.failed(logger, f"manifest of round {number} of peer {self.peer}: {error}; trying again")
+                attempt.failed(logger, f"manifest of round {number} of peer {owner}: {error}; trying again")
             except SnapshotError as error:
-                attempt.failed(logger, f"manifest of round {number} of peer {self.peer} refused: {error}; trying again")
+                attempt.failed(logger, f"manifest of round {number} of peer {owner} refused: {error}; trying again")
         raise AssertionError("attempts never end")
 
     async def snapshot(self, manifest: Manifest, path: Path, intake: Intake) -> None:
@@ -106,16 +124,18 @@ class Link:
 
         Raises:
             SnapshotError: it came as announced, and must not be used; ``path`` has the suffix ``.refused`` then.
-            IncompleteError: the peer no longer keeps that round.
+            RoundGoneError: the peer does not keep that round (any more).
         """
         partial = path.with_suffix(".partial")
-        what = f"snapshot of round {manifest.round} of peer {self.peer}"
+        what = f"snapshot of round {manifest.round} of peer {manifest.peer}"
         async for attempt in _attempts():
             try:
                 with self._call():
                     await self._download(manifest, partial)
                 await self._check(intake, partial, manifest)
+                fail_point("snapshot-received", manifest.round)
                 partial.rename(path)
+                fail_point("snapshot-renamed", manifest.round)
                 return
             except DamagedFileError as error:
                 partial.unlink(missing_ok=True)
@@ -126,8 +146,15 @@ class Link:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    async def _hello(self) -> None:
-        reply = await self._stub.Hello(greeting(self._federation, self._own_id), timeout=self._waits.connect)
+    async def _greet(self) -> peer_pb2.HelloReply:
+        with self._call():
+            reply: peer_pb2.HelloReply = await self._stub.Hello(
+                greeting(self._federation, self._own_id), timeout=self._waits.connect
+            )
+        self._refuse_difference(reply)
+        return reply
+
+    def _refuse_difference(self, reply: peer_pb2.HelloReply) -> None:
         if reply.peer == self.peer:
             difference = describe_disagreement(reply, self._federation, self._own_id)
         else:
@@ -204,10 +231,14 @@ class Link:
 
     def _raise_if_gone(self, error: _CallError, number: int) -> None:
         if error.code == grpc.StatusCode.NOT_FOUND:
-            raise IncompleteError(
-                f"round {number} of peer {self.peer} is needed here, but it answers: {error}; one of the two "
-                f"lost its latest rounds (an older state directory, perhaps): put back the newer one"
+            raise RoundGoneError(
+                f"round {number} is needed here of peer {self.peer}, but it answers: {error}; one of the two "
+                f"lost its latest rounds (an older state directory, perhaps): start that one with --recover"
             )
+
+
+class RoundGoneError(IncompleteError):
+    """A peer does not keep a round that is needed here."""
 
 
 class _CallError(Exception):

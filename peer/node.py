@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, PeersDisagreeError, error_of
+from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, ReservationsError, error_of
+from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
-from crad_p2p.foreign import printable
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.results import PeerResult, RoundRecord, Seconds, total
-from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, layout_from_json
+from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
 from peer import events as e
-from peer._proto.crad.v1 import peer_pb2
-from peer.barrier import Barrier
+from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
+from peer.exchange import Exchange
 from peer.intake import Intake
 from peer.learner_process import LearnerProcess
-from peer.link import Link
-from peer.server import PeerServicer, start_server
+from peer.recorder import Recorder
+from peer.recovery import recover
+from peer.server import PeerServicer, bind_server
 from peer.status import Status
 from peer.store import Store
 from peer.waiting import to_the_end, within
+from peer.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-#: Snapshots fetched at the same time; more would only share the same line.
-_PARALLEL_FETCHES = 4
 #: Starts of the learner without a finished round in between, after which another is not expected to help.
 _MAX_LEARNER_STARTS = 3
 #: Seconds after which an unchanged situation is worth a line in the log.
@@ -58,6 +58,7 @@ class Host:
     download: bool
     device: str
     threads: int | None
+    recover: bool = False
 
 
 @dataclass
@@ -67,10 +68,10 @@ class _RoundWork:
     opened: float
     bytes_sent: int
     bytes_received: int
+    transfer: float
     training_since: float = 0.0
-    transfer: float = 0.0
+    train: e.Train | None = None  # None for the initial model
     consumed: tuple[Consumed, ...] = ()
-    quarantined: tuple[int, ...] = ()
 
 
 class Node:
@@ -85,43 +86,60 @@ class Node:
         self._digest = federation.digest()
         self._store = Store(host.state_dir)
         self._status = Status()
-        self._servicer = PeerServicer(federation, self._id, self._store, self._status)
         self._inbox: asyncio.Queue[e.Event | tuple[LearnerProcess, Message]] = asyncio.Queue()
-        self._fetch_slots = asyncio.Semaphore(_PARALLEL_FETCHES)
-        self._links: dict[int, Link] = {}
-        self._latest_states: dict[int, peer_pb2.PeerState] = {}
-        self._collected_by = dict.fromkeys((peer for peer in federation.ids if peer != self._id), -1)
-        self._all_collected = asyncio.Event()
-        self._intake_known = asyncio.Event()
-        self._intake: Intake
         self._child: LearnerProcess | None = None  # the newest process
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._unanswered = 0
         self._train_samples = 0
         self._peak_rss = 0
+        self._leave_at: float | None = None  # set once the last round is evaluated
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
 
         Raises:
+            ReservationsError: all rounds are done, but some without a peer, or with evidence against one.
             CradError: why this peer ended before that; another start continues after the last committed round.
         """
         require_loopback(self._federation, self._host.listen)
         self._store.open(self._federation, self._id)
-        server = None
+        server = exchange = None
         try:
-            server = await start_server(self._host.listen, self._servicer)
+            witness = Witness(self._store.load_seen())
+            self._servicer = PeerServicer(self._federation, self._id, self._store, self._status, witness)
+            server = bind_server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
+            if self._host.recover:
+                await self._recover()
+            self._store.check_last_round()
             self._store.record_history()
             self._best = self._store.load_best()
+            exchange = self._exchange = Exchange(
+                self._federation,
+                self._id,
+                self._store,
+                self._status,
+                witness,
+                self._waits,
+                tell=self._inbox.put_nowait,
+                spawn=self._spawn,
+                may_lose=self._federation.barrier.policy == "quorum",
+            )
+            self._start_work()
+            for number in self._store.kept_rounds():
+                exchange.published(self._store.manifest(number))
+            self._show_published()  # before anybody can ask: a peer that says less than it has counts as rolled back
+            await server.start()
+            logger.info("listening on %s", self._host.listen)
             await self._take_part(self._store.last_round())
             await self._say_farewell()
+            self._say_reservations()
         finally:
             if self._child is not None:
                 await self._child.stop()
-            for link in self._links.values():
-                await link.close()
+            if exchange is not None:
+                await exchange.close()
             self._status.close()
             await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
             if server is not None:
@@ -131,64 +149,92 @@ class Node:
             self._store.close()
 
     async def _take_part(self, published: int) -> None:
+        federation = self._federation
+        quorum = federation.barrier.policy == "quorum"
         self._barrier = Barrier(
-            self._collected_by,
-            self._federation.rounds,
-            lambda number: self._federation.teachers_of(self._id, number),
+            self._exchange.collected_by,
+            federation.rounds,
+            lambda number: federation.teachers_of(self._id, number),
             published,
+            quorum=Quorum(*federation.barrier.quorum(len(federation.peers))) if quorum else None,
+            now=time.monotonic(),
+            start_wait=self._waits.start,
         )
-        self._show_published()
-        self._start_work()
-        for peer in self._barrier.others:
-            if published >= 0 and self._store.received_manifest_path(peer, published).exists():
-                self._inbox.put_nowait(e.Announced(peer, published))
+        self._recorder = Recorder(self._host.state_dir, self._barrier)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                background = [self._spawn(self._stop_on_signal()), self._spawn(self._run_learner())]
-                background.append(self._spawn(self._say_what_takes_long()))
-                background += [self._spawn(self._watch(peer)) for peer in self._barrier.others]
+                background = [self._spawn(self._stop_on_signal()), self._spawn(self._say_what_takes_long())]
+                background += self._exchange.watch()
+                self._learner_task = self._spawn(self._run_learner())
                 await self._pump()
-                await self._linger()
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as group:
             if known := group.subgroup(CradError):
                 raise _first(known) from None
             if disk := group.subgroup(OSError):
-                raise IncompleteError(
-                    f"state directory {self._host.state_dir}: {_first(disk)}; all committed rounds are safe: mend the "
-                    f"disk and start the same command again to continue"
-                ) from None
+                raise self._disk_failed(_first(disk)) from None
             raise
+        finally:
+            self._recorder.close()
+
+    def _disk_failed(self, error: BaseException) -> IncompleteError:
+        return IncompleteError(
+            f"state directory {self._host.state_dir}: {error}; all committed rounds are safe: mend the disk and start "
+            f"the same command again to continue"
+        )
+
+    async def _recover(self) -> None:
+        """Fetch lost rounds back, before this peer shows itself to the others."""
+        logger.info("asking all other peers, for %g s at most, what they have had of this one", self._waits.start)
+        child = self._child = await LearnerProcess.start(self._learner_arguments())
+        async for message in child.events():
+            if message["event"] == "failed":
+                raise error_of(message["exit_code"], message["message"])
+            if message["event"] == "ready":
+                break
+        await child.stop()
+        try:
+            await recover(self._federation, self._id, self._store, self._intake_of(message), self._waits)
+        except OSError as error:
+            raise self._disk_failed(error) from None
 
     # --- the pump: events in, decisions out --------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        """Feed the barrier until the last round has been evaluated."""
-        while True:
-            item = await self._inbox.get()
+        """Feed the barrier until the last round has been evaluated, and everybody has what it needs."""
+        while not self._may_leave():
+            item = await self._next()
             event: e.Event | None
             if isinstance(item, tuple):
                 process, message = item
-                if message["event"] == "evaluated":
-                    self._finish(message)
-                    return
                 event = await self._learner_says(process, message)
             else:
                 event = item
             if isinstance(event, e.LearnerDown):
                 self._unanswered = 0
             if event is not None:
-                for decision in self._barrier.step(event):
+                now = time.monotonic()
+                decisions = self._barrier.step(e.Tick(now)) + self._barrier.step(event)
+                self._recorder.record(now, event, decisions)
+                for decision in decisions:
                     await self._carry_out(decision)
             self._status.update(explanation=self._barrier.explain())
 
+    async def _next(self) -> e.Event | tuple[LearnerProcess, Message]:
+        """What comes next; the time, where that alone may change something."""
+        times = [time for time in (self._barrier.wake_at, self._leave_at) if time is not None]
+        if not times:
+            return await self._inbox.get()
+        try:
+            return await within(max(0.0, min(times) - time.monotonic()), self._inbox.get())
+        except TimeoutError:
+            return e.Tick(time.monotonic())
+
     async def _carry_out(self, decision: e.Decision) -> None:
         match decision:
-            case e.FetchManifest(peer, number):
-                self._spawn(self._fetch_manifest(peer, number))
-            case e.FetchSnapshot(peer, number):
-                self._spawn(self._fetch_snapshot(peer, number))
+            case e.FetchManifest() | e.FetchSnapshot():
+                self._exchange.fetch(decision)
             case e.MakeInitialModel():
                 self._command("initialise", folder=str(self._store.staging_dir(0)))
             case e.OpenRound():
@@ -200,16 +246,68 @@ class Node:
                     snapshot=str(self._store.received_snapshot_path(peer, number)),
                 )
             case e.Collected(number):
+                fail_point("collected", number)
                 self._choose_best(number)
+                fail_point("best-durable", number)
                 self._status.update(collected=number)
-            case e.Train(number, teachers, quarantined, _missing, _stale):
-                self._work.training_since = time.monotonic()
-                self._work.quarantined = quarantined
-                self._work.consumed = tuple(self._consume(peer, number - 1) for peer in teachers)
-                self._command("train", teachers=list(teachers), folder=str(self._store.staging_dir(number)))
+            case e.Train():
+                self._train(decision)
+            case e.Rejoin(number):
+                await self._rejoin(number)
+            case e.GiveUp(missing):
+                raise IncompleteError(
+                    f"{_peers(missing)} {'has' if len(missing) == 1 else 'have'} not been reached within "
+                    f"{self._waits.start:g} s of the start; see whether they run and their addresses are right, and "
+                    f"start the same command again (--start-wait gives them longer)"
+                )
             case e.Finish():
                 best = self._best.round if self._best.round is not None else self._barrier.published
                 self._command("evaluate", snapshot=str(self._store.round_dir(best) / SNAPSHOT_FILE))
+
+    def _train(self, decision: e.Train) -> None:
+        work, last = self._work, decision.round - 1
+        rounds = {**dict.fromkeys(decision.teachers, last), **dict(decision.stale)}
+        work.training_since = time.monotonic()
+        work.train = decision
+        work.consumed = tuple(self._exchange.consumed(peer, number) for peer, number in rounds.items())
+        if decision.missing or decision.stale:
+            logger.warning(
+                "round %d is trained without %s",
+                decision.round,
+                " and ".join(
+                    [_peers(decision.missing)] * bool(decision.missing)
+                    + [f"round {number} of peer {peer} in place of {last}" for peer, number in decision.stale]
+                ),
+            )
+        self._command("train", teachers=list(decision.teachers), folder=str(self._store.staging_dir(decision.round)))
+        fail_point("train-sent", decision.round)
+
+    async def _rejoin(self, number: int) -> None:
+        """Publish the last model again, as the round to which the mesh has gone on without this peer."""
+        last = self._barrier.published
+        before = self._store.manifest(last)
+        manifest = before.model_copy(
+            update={"round": number, "consumed": (), "missing": (), "quarantined": ()}  # model_round stays
+        )
+        record = RoundRecord(
+            peer=self._id,
+            round=number,
+            snapshot_sha256=manifest.sha256,
+            validation_accuracy=manifest.statistics.accuracy,
+            skipped_rounds=tuple(range(last + 1, number)),
+        )
+        logger.warning(
+            "the mesh is at round %d and went on without this peer, which was at round %d: going on from there with "
+            "the model of round %d",
+            number,
+            last,
+            manifest.model_round,
+        )
+        await self._publish(self._store.copy_round(last, number), manifest, record, busy=0.0)
+        # The learner may still be busy with the round before and its files; they are deleted with the next round.
+        if self._learner is not None:
+            self._command("restore", round=number, folder=str(self._store.round_dir(number)))
+        self._inbox.put_nowait(e.Published(number))
 
     def _command(self, do: str, **fields: Any) -> None:
         assert self._learner is not None
@@ -219,8 +317,7 @@ class Node:
 
     # --- learner ---------------------------------------------------------------------------------------------------
 
-    async def _run_learner(self) -> None:
-        """Start the learner, and start it again when it ends, as long as that makes sense."""
+    def _learner_arguments(self) -> list[str]:
         arguments = ["--id", str(self._id), "--peers", str(self._host.peers_file), "--device", self._host.device]
         arguments += ["--scratch", str(self._host.state_dir / "scratch")]
         if self._host.data_dir is not None:
@@ -229,9 +326,13 @@ class Node:
             arguments.append("--download")
         if self._host.threads is not None:
             arguments += ["--threads", str(self._host.threads)]
+        return arguments
+
+    async def _run_learner(self) -> None:
+        """Start the learner, and start it again when it ends, as long as that makes sense."""
         while True:
             self._learner_starts += 1
-            child = self._child = await LearnerProcess.start(arguments)
+            child = self._child = await LearnerProcess.start(self._learner_arguments())
             self._write_pid("learner", child.pid)
             async for message in child.events():
                 if message["event"] == "failed":
@@ -262,9 +363,12 @@ class Node:
             self._learner = process
             return self._learner_ready(message)
         self._unanswered -= 1
-        event: e.Event
-        if kind == "restored":
-            event = e.LearnerUp()
+        event: e.Event | None
+        if kind == "evaluated":
+            await self._finish(message)
+            return None
+        if kind == "restored":  # of the round of now, unless this peer rejoined the mesh meanwhile
+            event = e.LearnerUp() if message["round"] == self._store.last_round() else None
         elif kind == "taught":
             if not message["usable"]:
                 logger.warning("the snapshot of peer %d is not used: %s", message["peer"], message["reason"])
@@ -276,19 +380,18 @@ class Node:
         return event
 
     def _learner_ready(self, message: Message) -> e.Event | None:
-        layouts = {arch: layout_from_json(layout) for arch, layout in message["layouts"].items()}
-        self._intake = Intake(self._federation, layouts, message["classes"])
-        self._intake_known.set()
+        self._exchange.use(self._intake_of(message), message["data_digest"])
         self._train_samples = message["train_samples"]
-        self._status.update(data_digest=message["data_digest"])
-        for peer in self._latest_states:
-            self._compare_data(peer)
         logger.info("learner on %s with %d training images", message["device"], self._train_samples)
-        if self._barrier.published < 0:
+        number = self._store.last_round()
+        if number < 0:
             return e.LearnerUp()
-        number = self._barrier.published
         self._command("restore", round=number, folder=str(self._store.round_dir(number)))
         return None
+
+    def _intake_of(self, ready: Message) -> Intake:
+        layouts = {arch: layout_from_json(layout) for arch, layout in ready["layouts"].items()}
+        return Intake(self._federation, layouts, ready["classes"])
 
     async def _commit(self, message: Message) -> e.Published:
         """Publish the round that the learner has finished: durable first, then visible."""
@@ -306,7 +409,11 @@ class Node:
             sha256=message["sha256"],
             statistics=statistics,
             consumed=work.consumed,
+            model_round=number,
+            missing=work.train.missing if work.train else (),
+            quarantined=work.train.quarantined if work.train else (),
         )
+        busy = sum(seconds.values())
         record = RoundRecord(
             peer=self._id,
             round=number,
@@ -318,32 +425,56 @@ class Node:
             target_collapsed=log["target_collapsed"],
             target_top1=log["target_top1"],
             teachers=tuple(each.peer for each in work.consumed),
-            quarantined_teachers=work.quarantined,
+            missing_teachers=manifest.missing,
+            stale_teachers=tuple(peer for peer, _ in work.train.stale) if work.train else (),
+            quarantined_teachers=manifest.quarantined,
             seconds=Seconds(
                 wait=max(0.0, work.training_since - work.opened - seconds["teachers"]) if number else 0.0,
-                transfer=work.transfer,
+                transfer=self._exchange.transfer_seconds - work.transfer,
                 **seconds,
             ),
             bytes_sent=self._servicer.bytes_sent - work.bytes_sent,
-            bytes_received=self._bytes_received() - work.bytes_received,
+            bytes_received=self._exchange.bytes_received - work.bytes_received,
         )
-        await to_the_end(asyncio.to_thread(self._store.commit, Path(message["folder"]), manifest, record))
         self._peak_rss = max(self._peak_rss, message["peak_rss_bytes"])
+        await self._publish(Path(message["folder"]), manifest, record, busy, message["global_accuracy"])
         self._learner_starts = 1
-        self._store.record_history()
-        kept = {number, number - 1, self._best.round}
-        self._store.prune((each for each in kept if each is not None), received_from=number)
-        self._start_work()
-        self._show_published(message["global_accuracy"])
+        await self._forget_old(number)
         logger.info(
             "round %d of %d is published, validation accuracy %s",
             number,
             self._federation.rounds,
             _percent(statistics.accuracy),
         )
-        return e.Published(number)
+        return e.Published(number, busy)
 
-    def _show_published(self, global_accuracy: float | None = None) -> None:
+    async def _publish(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        record: RoundRecord,
+        busy: float,
+        global_accuracy: float | None = None,
+    ) -> None:
+        """Durable first, then visible."""
+        await to_the_end(asyncio.to_thread(self._store.commit, folder, manifest, record))
+        self._store.record_history()
+        self._exchange.published(manifest)
+        self._start_work()
+        fail_point("before-announce", manifest.round)
+        self._show_published(busy, global_accuracy)
+        fail_point("announced", manifest.round)
+
+    async def _forget_old(self, number: int) -> None:
+        """Delete what nobody needs any more; of the others one round more stays, for one that loses its disk."""
+        kept = {number, number - 1, self._best.round}
+        quorum = self._barrier.quorum
+        received_from = number - max(1, quorum.max_staleness if quorum else 0)
+        await self._exchange.forget_before(received_from)
+        self._store.prune((each for each in kept if each is not None), received_from=received_from)
+        fail_point("pruned", number)
+
+    def _show_published(self, busy: float = 0.0, global_accuracy: float | None = None) -> None:
         number = self._store.last_round()
         if number < 0:
             return
@@ -352,116 +483,26 @@ class Node:
         self._status.update(
             round=number,
             manifest=manifest.to_bytes(),
+            busy_seconds=busy,
             validation_accuracy=manifest.statistics.accuracy,
             **known,
         )
 
     def _start_work(self) -> None:
-        self._work = _RoundWork(time.monotonic(), self._servicer.bytes_sent, self._bytes_received())
-
-    def _bytes_received(self) -> int:
-        return sum(link.bytes_received for link in self._links.values())
-
-    # --- other peers -----------------------------------------------------------------------------------------------
-
-    async def _watch(self, peer: int) -> None:
-        def on_connection(peer: int, up: bool) -> None:
-            self._inbox.put_nowait(e.Connected(peer) if up else e.Disconnected(peer))
-
-        self._links[peer] = Link(
-            self._federation, self._id, peer, self._waits, on_state=self._on_state, on_connection=on_connection
+        exchange = self._exchange
+        self._work = _RoundWork(
+            time.monotonic(), self._servicer.bytes_sent, exchange.bytes_received, exchange.transfer_seconds
         )
-        await self._links[peer].watch()
-
-    def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
-        self._latest_states[peer] = state
-        self._compare_data(peer)
-        self._inbox.put_nowait(e.Announced(peer, state.round))
-        self._collected_by[peer] = max(self._collected_by[peer], state.collected)
-        if min(self._collected_by.values()) >= self._federation.rounds:
-            self._all_collected.set()
-
-    def _compare_data(self, peer: int) -> None:
-        """Both sides cut the common data by themselves; what they got must be the same.
-
-        Raises:
-            PeersDisagreeError: it is not.
-        """
-        here, there = self._status.state.data_digest, self._latest_states[peer].data_digest
-        if here and there and here != there:
-            raise PeersDisagreeError(
-                f"peers {self._id} and {peer} have different data: class names, image size, labels or the split differ "
-                f"(digests {here[:12]}… and {printable(there[:12])}…); give both the same data set and version of NumPy"
-            )
-
-    async def _fetch_manifest(self, peer: int, number: int) -> None:
-        await self._intake_known.wait()
-        path = self._store.received_manifest_path(peer, number)
-        if not self._holds_manifest(path, peer, number):
-            manifest = self._watched_manifest(peer, number)
-            if manifest is None:
-                manifest = await self._links[peer].manifest(number, self._intake)
-            self._store.save_received_manifest(manifest)
-        self._inbox.put_nowait(e.ManifestHeld(peer, number))
-
-    async def _fetch_snapshot(self, peer: int, number: int) -> None:
-        path = self._store.received_snapshot_path(peer, number)
-        manifest = self._received_manifest(peer, number)
-        if not await self._holds_snapshot(path, manifest):
-            async with self._fetch_slots:
-                start = time.monotonic()
-                try:
-                    await self._links[peer].snapshot(manifest, path, self._intake)
-                except SnapshotError as error:
-                    logger.warning("the snapshot of peer %d is not used: %s", peer, error)
-                    self._inbox.put_nowait(e.SnapshotRefused(peer, number))
-                    return
-                self._work.transfer += time.monotonic() - start
-        self._inbox.put_nowait(e.SnapshotHeld(peer, number))
-
-    def _watched_manifest(self, peer: int, number: int) -> Manifest | None:
-        """The manifest that came with the peer's state, if it is of this round and right."""
-        state = self._latest_states.get(peer)
-        if state is None or state.round != number:
-            return None
-        try:
-            return self._intake.manifest(state.manifest, peer, number)
-        except SnapshotError as error:
-            logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
-            return None
-
-    def _holds_manifest(self, path: Path, peer: int, number: int) -> bool:
-        """Whether an earlier start of this process left a manifest that can be used."""
-        try:
-            self._intake.manifest(path.read_bytes(), peer, number)
-        except (FileNotFoundError, SnapshotError):
-            return False
-        return True
-
-    async def _holds_snapshot(self, path: Path, manifest: Manifest) -> bool:
-        if not path.exists():
-            return False
-        try:
-            await asyncio.to_thread(self._intake.snapshot, path, manifest)
-        except SnapshotError:
-            return False
-        return True
-
-    def _received_manifest(self, peer: int, number: int) -> Manifest:
-        return Manifest.from_bytes(self._store.received_manifest_path(peer, number).read_bytes())
-
-    def _consume(self, peer: int, number: int) -> Consumed:
-        return Consumed(peer=peer, round=number, sha256=self._received_manifest(peer, number).sha256)
 
     def _choose_best(self, number: int) -> None:
-        manifests = [self._received_manifest(peer, number) for peer in self._barrier.others]
-        if self._best.offer([self._store.manifest(number), *manifests]):
+        manifests = [self._store.manifest(number), *self._exchange.newest_manifests(number)]
+        if self._best.offer(number, manifests):
             self._store.save_best(self._best)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def _finish(self, evaluated: Message) -> None:
-        """Write this peer's result."""
+    async def _finish(self, evaluated: Message) -> None:
+        """Write this peer's result; from now on it only serves the others."""
         last = self._barrier.published
         best = self._best.round if self._best.round is not None else last
         statistics = self._store.manifest(best).statistics
@@ -477,8 +518,9 @@ class Node:
             counts=statistics.counts,
             hits=statistics.hits,
             peak_rss_bytes=max(self._peak_rss, evaluated["peak_rss_bytes"]),
+            best_round=self._best.round,
         )
-        self._store.save_result(total(self._store.history(), result), self._best.round)
+        self._store.save_result(total(self._store.history(), result))
         logger.info(
             "all %d rounds are done; best round %s, global accuracy %s, local accuracy %s",
             last,
@@ -487,19 +529,54 @@ class Node:
             _percent(result.local_accuracy),
         )
         logger.info("peak memory: learner %d MB, service %d MB", result.peak_rss_bytes >> 20, peak_rss_bytes() >> 20)
-
-    async def _linger(self) -> None:
-        """Serve on until every other peer has what it needs."""
+        self._learner_task.cancel()
+        if self._child is not None:
+            await self._child.stop()
+        self._leave_at = time.monotonic() + self._waits.linger
         self._status.update(phase="linger", step=0, steps=0)
-        if not self._collected_by:
-            return
-        logger.info("serving on until every other peer has what it needs, %g s at most", self._waits.linger)
-        try:
-            await within(self._waits.linger, self._all_collected.wait())
-        except TimeoutError:
-            late = sorted(peer for peer, number in self._collected_by.items() if number < self._federation.rounds)
-            logger.warning(
-                "leaving after %g s, though peers %s have not said that they have everything", self._waits.linger, late
+        if self._late():
+            logger.info("serving on until every other peer has what it needs, %g s at most", self._waits.linger)
+
+    def _late(self) -> tuple[int, ...]:
+        """Those who have not said that they have everything, and may still come for it."""
+        collected_by, rounds = self._exchange.collected_by, self._federation.rounds
+        return tuple(j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds)
+
+    def _may_leave(self) -> bool:
+        if self._leave_at is None:
+            return False
+        late = self._late()
+        if late and time.monotonic() >= self._leave_at:
+            logger.warning("leaving after %g s, though %s may not have everything", self._waits.linger, _peers(late))
+            return True
+        return not late
+
+    def _say_reservations(self) -> None:
+        """End with more than a word if the run was not as it should be.
+
+        Raises:
+            ReservationsError: it was not.
+        """
+        history = self._store.history()
+        reasons = []
+        missed = sorted({j for record in history for j in record.missing_teachers + record.stale_teachers})
+        if missed:
+            count = sum(bool(record.missing_teachers or record.stale_teachers) for record in history)
+            reasons.append(
+                f"{count} of {len(history)} rounds were trained without the newest model of {_peers(missed)}"
+            )
+        if skipped := [number for record in history for number in record.skipped_rounds]:
+            reasons.append(
+                f"the mesh went on without this peer in {len(skipped)} rounds, the last of them {skipped[-1]}"
+            )
+        if away := self._barrier.uncollected:
+            reasons.append(f"{_peers(away)} had not finished when this peer left")
+        if conflicts := self._store.conflicts():
+            reasons.append(f"there is evidence that a peer published twice, in {conflicts[0].parent}")
+        if reasons:
+            raise ReservationsError(
+                f"all {self._federation.rounds} rounds are done, with reservations: {'; '.join(reasons)}. "
+                f"{self._host.state_dir / 'history.jsonl'} has the details"
             )
 
     async def _say_farewell(self) -> None:
@@ -551,6 +628,10 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _peers(peers: tuple[int, ...] | list[int]) -> str:
+    return f"peer{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
 
 
 def _percent(accuracy: float | None) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -14,6 +14,7 @@ import grpc.aio
 from crad_p2p import __version__
 from crad_p2p.errors import PortTakenError
 from crad_p2p.federation import Federation
+from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
@@ -21,6 +22,7 @@ from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
 from peer.hello import describe_disagreement
 from peer.status import Status
 from peer.store import Store
+from peer.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +30,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PeerServicer(peer_pb2_grpc.PeerServicer):
-    """Answers from what is committed on disk."""
+    """Answers from what is committed on disk.
 
-    def __init__(self, federation: Federation, peer_id: int, store: Store, status: Status) -> None:
+    Args:
+        witness: what has been here of the peers that call.
+    """
+
+    def __init__(
+        self, federation: Federation, peer_id: int, store: Store, status: Status, witness: Witness | None = None
+    ) -> None:
         self._federation = federation
         self._agreed = json.dumps(federation.agreed()).encode()
         self._id = peer_id
         self._store = store
         self._status = status
+        self._witness = witness or Witness({})
         self.bytes_sent = 0
 
     async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloReply:
@@ -43,7 +52,10 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         del context
         if difference := describe_disagreement(request, self._federation, self._id):
             logger.warning("peer %d calls with other settings: %s", request.peer, difference)
-        return peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
+        reply = peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
+        if (seen := self._witness.sightings.get(request.peer)) is not None:
+            reply.seen_round, reply.seen_sha256 = seen.round, seen.sha256
+        return reply
 
     async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:
         del context
@@ -61,14 +73,24 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         if request.sha256 != manifest.sha256:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"round {request.round} of peer {self._id} has sha256 {manifest.sha256}, not {request.sha256[:64]}",
+                f"round {request.round} of peer {request.peer} has sha256 {manifest.sha256}, not "
+                f"{printable(request.sha256[:64])}",
             )
         if request.offset > manifest.size:
             await context.abort(
                 grpc.StatusCode.OUT_OF_RANGE, f"offset {request.offset} lies beyond the file's {manifest.size} bytes"
             )
-        # The open file stays readable to its end even if the round is deleted meanwhile.
-        fd = os.open(self._store.round_dir(request.round) / SNAPSHOT_FILE, os.O_RDONLY)
+        own = request.peer == self._id
+        path = (
+            self._store.round_dir(request.round) / SNAPSHOT_FILE
+            if own
+            else self._store.received_snapshot_path(request.peer, request.round)
+        )
+        try:
+            # The open file stays readable to its end even if the round is deleted meanwhile.
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            await self._gone(request.peer, request.round, context)
         try:
             offset = request.offset
             while data := os.pread(fd, CHUNK_BYTES, offset):
@@ -81,9 +103,10 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
     async def _published(self, peer: int, number: int, context: Context) -> Manifest:
         """Manifest of a round that is kept here; ends the call otherwise."""
         if peer != self._id:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"this is peer {self._id}; it does not keep rounds of peer {peer}"
-            )
+            try:
+                return self._store.received_manifest(peer, number)
+            except FileNotFoundError:
+                await self._gone(peer, number, context)
         if number > self._status.state.round:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -92,12 +115,23 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         try:
             return self._store.manifest(number)
         except FileNotFoundError:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"peer {self._id} does not keep round {number} any more")
-            raise  # not reached: abort raises
+            await self._gone(peer, number, context)
+
+    async def _gone(self, peer: int, number: int, context: Context) -> NoReturn:
+        whose = "" if peer == self._id else f" of peer {peer}"
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"peer {self._id} does not keep round {number}{whose}")
+        raise AssertionError("abort raises")
 
 
 async def start_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
-    """Bind and serve.
+    """:func:`bind_server`, and serve at once."""
+    server = bind_server(listen, servicer)
+    await server.start()
+    return server
+
+
+def bind_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
+    """Take the address; nothing is answered before the server is started.
 
     Raises:
         PortTakenError: another process listens there, or the address is not of this machine.
@@ -115,6 +149,4 @@ async def start_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
             f"cannot listen on {listen}: the port is taken by another process, or the address is not of this machine; "
             f"free the port, or give another address with --listen"
         )
-    await server.start()
-    logger.info("listening on %s", listen)
     return server

@@ -4,8 +4,11 @@
     federation.json             whose state this is: peer id and the agreed fields
     rounds/000012/              snapshot.safetensors, checkpoint.safetensors, manifest.json, record.json
     received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
+    seen.json                   the newest snapshot of every other peer that has been here
     best.json                   the best round of those that everybody has published
     history.jsonl, result.json  for the user
+    conflicts/                  evidence against peers that showed different snapshots of one round
+    set-aside/                  own rounds that --recover has replaced
 
 A round directory appears under its name only when whole and durable. Rounds P and P-1 and the best one are kept.
 """
@@ -22,10 +25,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from crad_p2p.errors import ConfigurationError, IncompleteError
+from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
+from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
 from peer.lock import Lock
+from peer.witness import Conflict, Sighting
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +102,38 @@ class Store:
 
     def last_round(self) -> int:
         """Highest committed round, -1 for none."""
-        return max((int(path.name) for path in self._rounds.iterdir() if path.name.isdigit()), default=-1)
+        return max(self.kept_rounds(), default=-1)
+
+    def kept_rounds(self) -> list[int]:
+        """All committed rounds that are here, ascending."""
+        return sorted(int(path.name) for path in self._rounds.iterdir() if path.name.isdigit())
+
+    def check_last_round(self) -> None:
+        """See that the last committed round is whole.
+
+        Raises:
+            IncompleteError: it is damaged, by a failing disk or by hand.
+        """
+        number = self.last_round()
+        if number < 0:
+            return
+        folder = self.round_dir(number)
+        try:
+            manifest = self.manifest(number)
+            reason = None
+            if sha256_file(folder / SNAPSHOT_FILE) != manifest.sha256:
+                reason = f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
+            elif not (folder / CHECKPOINT_FILE).exists():
+                reason = f"{CHECKPOINT_FILE} is missing"
+        except OSError as error:
+            reason = f"{Path(error.filename).name if error.filename else folder.name}: {error.strerror}"
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            raise IncompleteError(
+                f"{folder} is damaged ({reason}); start with --recover to fetch this peer's last rounds back from the "
+                f"others, or put back a copy of the directory"
+            )
 
     def round_dir(self, number: int) -> Path:
         """Where a committed round lies (or would lie)."""
@@ -127,21 +164,46 @@ class Store:
         Raises:
             IncompleteError: the disk is full or failed; the last committed round is untouched.
         """
-        start = time.monotonic()
+        start, number = time.monotonic(), manifest.round
+        fail_point("commit-begun", number)
         try:
-            for path in staging.iterdir():
-                _fsync(path)
+            for path in sorted(staging.iterdir()):
+                _fsync(path, number)
             seconds = replace(record.seconds, commit=time.monotonic() - start)
-            _write_durably(staging / MANIFEST, manifest.to_bytes())
-            _write_durably(staging / RECORD, replace(record, seconds=seconds).to_line().encode())
-            _fsync(staging)
-            staging.rename(self.round_dir(manifest.round))
+            for name, content in (
+                (MANIFEST, manifest.to_bytes()),
+                (RECORD, replace(record, seconds=seconds).to_line().encode()),
+            ):
+                (staging / name).write_bytes(content)
+                _fsync(staging / name, number)
+            _fsync(staging, number, "staging")
+            staging.rename(self.round_dir(number))
+            fail_point("after-rename", number)
             _fsync(self._rounds)
+            fail_point("after-fsync-rounds", number)
         except OSError as error:
             raise IncompleteError(
                 f"round {manifest.round} could not be written to {self.root} ({error.strerror}); all earlier "
                 f"rounds are safe: mend the disk and start the same command again to continue"
             ) from None
+
+    def copy_round(self, number: int, again: int) -> Path:
+        """Model and checkpoint of a committed round, in an empty directory for round ``again``."""
+        staging = self.staging_dir(again)
+        for name in (SNAPSHOT_FILE, CHECKPOINT_FILE):
+            os.link(self.round_dir(number) / name, staging / name)
+        return staging
+
+    def set_aside(self, number: int) -> None:
+        """Move a round that is damaged, or that others know with other bytes, out of the way."""
+        if not self.round_dir(number).exists():
+            return
+        folder = self.root / "set-aside"
+        folder.mkdir(exist_ok=True)
+        goal = folder / f"{number:06d}-{time.time_ns()}"
+        self.round_dir(number).rename(goal)
+        self._manifests.pop(number, None)
+        logger.info("round %d as it was here is kept in %s", number, goal)
 
     def prune(self, keep: Iterable[int], received_from: int) -> None:
         """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``."""
@@ -158,9 +220,24 @@ class Store:
     def save_received_manifest(self, manifest: Manifest) -> None:
         """Keep a peer's checked manifest. Not made durable: it can be fetched again."""
         path = self.received_manifest_path(manifest.peer, manifest.round)
+        path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(".json.partial")
         partial.write_bytes(manifest.to_bytes())
+        fail_point("manifest-received", manifest.round)
         partial.rename(path)
+        fail_point("manifest-renamed", manifest.round)
+
+    def received_rounds(self, peer: int) -> list[int]:
+        """Rounds of which a manifest of a peer is here, ascending."""
+        return sorted(int(path.parent.name) for path in self._received.glob(f"[0-9]*/{peer}.json"))
+
+    def received_manifest(self, peer: int, number: int) -> Manifest:
+        """A peer's manifest that has been checked and kept.
+
+        Raises:
+            FileNotFoundError: it is not here (any more).
+        """
+        return Manifest.from_bytes(self.received_manifest_path(peer, number).read_bytes())
 
     def received_manifest_path(self, peer: int, number: int) -> Path:
         return self._received_dir(number) / f"{peer}.json"
@@ -170,9 +247,45 @@ class Store:
         return self._received_dir(number) / f"{peer}.safetensors"
 
     def _received_dir(self, number: int) -> Path:
-        path = self._received / f"{number:06d}"
-        path.mkdir(exist_ok=True)
+        return self._received / f"{number:06d}"
+
+    # --- what has been seen of others ------------------------------------------------------------------------------
+
+    def load_seen(self) -> dict[int, Sighting]:
+        """The newest snapshot of every other peer that has been here.
+
+        Raises:
+            IncompleteError: the file is damaged.
+        """
+        path = self.root / "seen.json"
+        if not path.exists():
+            return {}
+        try:
+            return {int(peer): Sighting(**seen) for peer, seen in json.loads(path.read_text()).items()}
+        except (ValueError, TypeError, AttributeError):
+            raise IncompleteError(
+                f"{path} is damaged; it holds which rounds of the other peers were here. Put back a copy, or remove it "
+                f"to go on without this memory"
+            ) from None
+
+    def save_seen(self, sightings: dict[int, Sighting]) -> None:
+        """Remember durably."""
+        document = {str(peer): asdict(seen) for peer, seen in sorted(sightings.items())}
+        write_whole(self.root / "seen.json", json.dumps(document) + "\n")
+        fail_point("seen-durable", max(seen.round for seen in sightings.values()))
+
+    def save_conflict(self, conflict: Conflict, documents: dict[str, str]) -> Path:
+        """Keep evidence: the conflict, and the manifests that speak of it. The first of a (peer, round) stays."""
+        folder = self.root / "conflicts"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"peer-{conflict.peer}-round-{conflict.round}.json"
+        if not path.exists():
+            write_whole(path, json.dumps({**asdict(conflict), "manifests": documents}, indent=1) + "\n")
         return path
+
+    def conflicts(self) -> list[Path]:
+        """All evidence that is kept."""
+        return sorted((self.root / "conflicts").glob("*.json"))
 
     # --- best round and history ------------------------------------------------------------------------------------
 
@@ -184,20 +297,16 @@ class Store:
     def save_best(self, best: BestRound) -> None:
         write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
 
-    def save_result(self, result: PeerResult, best_round: int | None) -> None:
-        """Write result.json: this peer's entry for summary.json, and the common best round."""
-        write_whole(
-            self.root / "result.json", json.dumps({"best_round": best_round, **asdict(result)}, indent=1) + "\n"
-        )
+    def save_result(self, result: PeerResult) -> None:
+        """Write result.json: this peer's entry for summary.json."""
+        write_whole(self.root / "result.json", json.dumps(asdict(result), indent=1) + "\n")
 
     def result(self) -> PeerResult | None:
         """This peer's result; None before its last round."""
         path = self.root / "result.json"
         if not path.exists():
             return None
-        tree = json.loads(path.read_text())
-        del tree["best_round"]
-        return PeerResult.from_json(tree)
+        return PeerResult.from_json(json.loads(path.read_text()))
 
     def record_history(self) -> None:
         """Bring history.jsonl up to the last committed round.
@@ -211,12 +320,14 @@ class Store:
         if whole != text:
             write_whole(path, whole)
         with path.open("a") as file:
-            for number in range(last + 1, self.last_round() + 1):
-                record = self.round_dir(number) / RECORD
-                if record.exists():
-                    file.write(record.read_text())
-                else:
-                    logger.warning("%s has no line for round %d, which is no longer kept", path, number)
+            for number in self.kept_rounds():
+                if number <= last:
+                    continue
+                record = RoundRecord.from_line((self.round_dir(number) / RECORD).read_text())
+                for lost in set(range(last + 1, number)) - set(record.skipped_rounds):
+                    logger.warning("%s has no line for round %d, which is no longer kept", path, lost)
+                file.write(record.to_line())
+                last = number
 
     def history(self) -> list[RoundRecord]:
         """All rounds of this peer, ascending."""
@@ -226,14 +337,14 @@ class Store:
         return [RoundRecord.from_line(line) for line in path.read_text().splitlines()]
 
 
-def _write_durably(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
+def _fsync(path: Path, number: int | None = None, name: str = "") -> None:
+    """Make a file's bytes or a directory's names durable; with a fail point before and after in round ``number``."""
+    if number is not None:
+        fail_point(f"before-fsync-{name or path.name}", number)
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+    if number is not None:
+        fail_point(f"after-fsync-{name or path.name}", number)

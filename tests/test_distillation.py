@@ -287,6 +287,9 @@ def run_round(folder: Path, train: int, *, teachers: int, arch: str = "resnet18@
             sha256=hashlib.sha256(before).hexdigest(),
             statistics=ClassStatistics(counts=(0, 3, 9), hits=(0, 1, 9), predicted=(4, 4, 4)),
             consumed=(),
+            model_round=0,
+            missing=(),
+            quarantined=(),
         )
         client.teach(manifest, before)
     log = client.train(list(range(1, teachers + 1)))

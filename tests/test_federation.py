@@ -37,9 +37,9 @@ TREE: dict[str, Any] = {
 }
 
 
-def tree_with(path: str, value: Any) -> dict[str, Any]:
-    """TREE with one field set, by its dotted name."""
-    tree = copy.deepcopy(TREE)
+def tree_with(path: str, value: Any, tree: dict[str, Any] = TREE) -> dict[str, Any]:
+    """A tree with one field set, by its dotted name."""
+    tree = copy.deepcopy(tree)
     node: Any = tree
     *parents, last = path.split(".")
     for part in parents:
@@ -191,7 +191,7 @@ def test_loopback_addresses() -> None:
         ("training.weight_decay", -1, "must be greater than or equal to 0, found -1"),
         ("training.clip_norm", 0, "must be greater than 0, found 0"),
         ("training.evaluate_every", 0, "must be greater than or equal to 1, found 0"),
-        ("barrier.policy", "some", "must be 'all', found 'some'"),
+        ("barrier.policy", "some", "must be 'all' or 'quorum', found 'some'"),
         ("peers.1.id", -1, "must be greater than or equal to 0, found -1"),
         ("peers.1.id", 65536, "must be less than or equal to 65535, found 65536"),
         ("peers.1.arch", 6, "must be a valid string, found 6"),
@@ -262,7 +262,7 @@ def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
         ),
         ("method.temperatur", "'method.temperatur' is not a field; did you mean 'temperature'? allowed are name, temp"),
         ("training.lr", "'training.lr' is not a field; allowed are batch_size, optimizer, learning_rate, momentum, "),
-        ("barrier.quorum", "'barrier.quorum' is not a field; allowed are policy"),
+        ("barrier.quorum", "'barrier.quorum' is not a field; allowed are policy, min, max_staleness, grace"),
         ("peers.1.adress", "'peers.1.adress' is not a field; did you mean 'address'? allowed are id, address, arch"),
     ],
 )
@@ -341,6 +341,31 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert sentence(tmp_path).startswith(": cannot be read (Is a directory)")
 
 
+# -------------------------------------------------------------------------------------------------------------- barrier
+
+
+@pytest.mark.parametrize(("peers", "least"), [(2, 2), (3, 2), (4, 3), (7, 4), (10, 6)])
+def test_a_quorum_is_just_over_half_unless_told_otherwise(peers: int, least: int) -> None:
+    def with_min(number: int | None) -> Federation:
+        entries = [{"id": i, "address": f"127.0.0.1:{7000 + i}"} for i in range(peers)]
+        barrier = {"policy": "quorum", "min": number}
+        return build_federation({"federation": "q", "peers": entries, "barrier": barrier}, "peers.yaml")
+
+    assert with_min(None).barrier.quorum(peers) == (least, 2, 15.0)
+    for number in range(least, peers + 1):
+        assert with_min(number).barrier.quorum(peers)[0] == number
+    for number in (-1, 0, least - 1, peers + 1):
+        expected = rf"barrier\.min: {number} of {peers} peers; it must be more than half, .* from {least} to {peers}$"
+        with pytest.raises(ConfigurationError, match=expected):
+            with_min(number)
+
+
+@pytest.mark.parametrize("field", ["min", "max_staleness", "grace"])
+def test_what_belongs_to_a_quorum_is_not_silently_ignored(field: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{field}' belongs to policy quorum, and the policy is all"):
+        build(tree_with(f"barrier.{field}", 2))
+
+
 # ------------------------------------------------------------------------------------------------------- npz and digest
 
 
@@ -405,13 +430,21 @@ CHANGES: dict[str, Any] = {
     "training.weight_decay": 0.0,
     "training.clip_norm": 11.0,
     "training.evaluate_every": 11,
+    "barrier": {"policy": "quorum"},
+    "barrier.min": 3,
+    "barrier.max_staleness": 1,
+    "barrier.grace": 5,
     "peers.1.arch": "cnn6@0.5",
     "peers.1.id": 2,
 }
 
 
 def test_the_digest_sees_every_other_field() -> None:
-    digests = {build(tree_with(field, value)).digest() for field, value in CHANGES.items()}
+    quorum = {**TREE, "barrier": {"policy": "quorum"}}
+    digests = {
+        build(tree_with(field, value, quorum if field.startswith("barrier.") else TREE)).digest()
+        for field, value in CHANGES.items()
+    }
     fewer = build({**TREE, "peers": TREE["peers"][:2]}).digest()
     assert len(digests | {fewer, build().digest()}) == len(CHANGES) + 2
 
@@ -420,7 +453,7 @@ def test_no_field_is_forgotten_above() -> None:
     """Every field that is agreed on is either changed above or has a single allowed value."""
     fixed = {"barrier.policy", "data.partition.kind", "training.optimizer"}
     names = {name for name in build().agreed() if not name.startswith("peers.")}
-    assert names == {name for name in CHANGES if not name.startswith("peers.")} | fixed
+    assert names == {name for name in CHANGES if not name.startswith("peers.") and name != "barrier"} | fixed
     sections = {
         "data": DataSettings,
         "method": MethodSettings,

@@ -72,6 +72,9 @@ def manifest_document(**changes: Any) -> dict[str, Any]:
         "sha256": "ab" * 32,
         "statistics": {"counts": [3, 0, 5], "hits": [1, 0, 5], "predicted": [2, 2, 4]},
         "consumed": [{"peer": 0, "round": 3, "sha256": "cd" * 32}],
+        "model_round": 0,
+        "missing": [],
+        "quarantined": [],
         **changes,
     }
 

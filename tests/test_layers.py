@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TORCH_FREE = ("errors", "federation", "foreign", "manifest", "memory", "snapshot", "results", "commands")
+TORCH_FREE = ("errors", "failpoints", "federation", "foreign", "manifest", "memory", "snapshot", "results", "commands")
 
 #: Imports the modules it is given, in this order, and prints what each of them added, outermost packages only.
 _PROBE = """

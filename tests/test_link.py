@@ -86,6 +86,9 @@ def manifest_of(number: int) -> Manifest:
         sha256=hashlib.sha256(SNAPSHOT).hexdigest(),
         statistics=ClassStatistics(counts=(1, 1), hits=(0, 1), predicted=(1, 1)),
         consumed=(),
+        model_round=number,
+        missing=(),
+        quarantined=(),
     )
 
 
@@ -852,7 +855,7 @@ async def test_a_slow_transfer_that_moves_is_never_cut(tmp_path: Path) -> None:
 async def test_a_round_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     async with serving(tmp_path, rounds=3) as remote, linked(remote.port) as link:
         remote.store.prune([2, 1], received_from=2)
-        expected = r"round 0 of peer 1 is needed here, but it answers: not found \(peer 1 does not keep round 0"
+        expected = r"round 0 is needed here of peer 1, but it answers: not found \(peer 1 does not keep round 0"
         with pytest.raises(IncompleteError, match=expected):
             await link.manifest(0, INTAKE)
         with pytest.raises(IncompleteError, match=expected):
@@ -888,7 +891,7 @@ async def test_the_server_tells_apart_why_it_does_not_answer(tmp_path: Path) -> 
         assert await code_of(round=1) == grpc.StatusCode.FAILED_PRECONDITION
         assert await code_of(peer=2) == grpc.StatusCode.NOT_FOUND
         assert await code_of(sha256="../../lock") == grpc.StatusCode.NOT_FOUND
-        with pytest.raises(grpc.aio.AioRpcError, match="this is peer 1; it does not keep rounds of peer 2"):
+        with pytest.raises(grpc.aio.AioRpcError, match="peer 1 does not keep round 0 of peer 2"):
             await stub.GetManifest(peer_pb2.GetManifestRequest(peer=2, round=0), timeout=5)
 
 

@@ -23,6 +23,9 @@ TREE: dict[str, Any] = {
     "sha256": "abcdef0123456789" * 4,
     "statistics": {"counts": [5, 0, 2], "hits": [4, 0, 2], "predicted": [4, 1, 2]},
     "consumed": [{"peer": 1, "round": 11, "sha256": "1" * 64}, {"peer": 2, "round": 9, "sha256": "f" * 64}],
+    "model_round": 12,
+    "missing": [4],
+    "quarantined": [0, 7],
 }
 
 
@@ -40,6 +43,9 @@ def example() -> Manifest:
         sha256="abcdef0123456789" * 4,
         statistics=ClassStatistics(counts=(5, 0, 2), hits=(4, 0, 2), predicted=(4, 1, 2)),
         consumed=(Consumed(peer=1, round=11, sha256="1" * 64), Consumed(peer=2, round=9, sha256="f" * 64)),
+        model_round=12,
+        missing=(4,),
+        quarantined=(0, 7),
     )
 
 
@@ -76,6 +82,9 @@ def test_any_manifest_travels_unchanged(
             predicted=tuple(p for _, _, p in statistics),
         ),
         consumed=tuple(Consumed(peer=p, round=r, sha256="c" * 64) for p, r in consumed),
+        model_round=0,
+        missing=(),
+        quarantined=(),
     )
     document = manifest.to_bytes()
     assert Manifest.from_bytes(document) == manifest
@@ -118,6 +127,14 @@ def test_any_manifest_travels_unchanged(
         ("consumed", {}),
         ("consumed", [None]),
         ("consumed", [[1, 11, "1" * 64]]),
+        ("model_round", -1),
+        ("model_round", "12"),
+        ("model_round", None),
+        ("missing", 4),
+        ("missing", [-1]),
+        ("missing", ["4"]),
+        ("quarantined", None),
+        ("quarantined", [1.5]),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(field: str, value: Any) -> None:
@@ -243,3 +260,9 @@ def test_accuracy_is_the_share_of_all_samples() -> None:
 def test_a_manifest_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         example().peer = 4  # type: ignore[misc]
+
+
+def test_weights_from_the_future_are_refused() -> None:
+    assert parse({**TREE, "model_round": 9}).model_round == 9
+    with pytest.raises(ValueError, match="model_round 13 is after round 12"):
+        parse({**TREE, "model_round": 13})

@@ -493,7 +493,7 @@ class ScriptedLearner:
                 self._events.put_nowait(None)
         elif do == "restore":
             self._rounds = fields["round"] + 1
-            self._events.put_nowait({"event": "restored"})
+            self._events.put_nowait({"event": "restored", "round": fields["round"]})
         elif do == "evaluate":
             accuracies = {"global_accuracy": 0.5, "local_accuracy": 0.5, "global_accuracy_per_class": [0.5, 0.5]}
             self._events.put_nowait({"event": "evaluated", "peak_rss_bytes": 1, **accuracies})
@@ -501,6 +501,7 @@ class ScriptedLearner:
     @staticmethod
     def _trained(number: int, folder: str, **_: Any) -> dict[str, Any]:
         Path(folder, "snapshot.safetensors").write_bytes(b"snapshot")
+        Path(folder, "checkpoint.safetensors").write_bytes(b"")
         return {
             "event": "trained",
             "round": number,

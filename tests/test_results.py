@@ -36,6 +36,9 @@ def manifest(peer: int, number: int, hits: int, count: int = 10) -> Manifest:
         sha256="0" * 64,
         statistics=ClassStatistics(counts=(count,), hits=(hits,), predicted=(0,)),
         consumed=(),
+        model_round=number,
+        missing=(),
+        quarantined=(),
     )
 
 
@@ -43,24 +46,26 @@ def offer_all(rounds: dict[int, list[tuple[int, int]]]) -> BestRound:
     """Offer rounds of (hits, samples), one a peer."""
     best = BestRound()
     for number, peers in rounds.items():
-        best.offer([manifest(peer, number, hits, count) for peer, (hits, count) in enumerate(peers)])
+        best.offer(number, [manifest(peer, number, hits, count) for peer, (hits, count) in enumerate(peers)])
     return best
 
 
 def test_the_highest_mean_wins_and_the_first_of_equals() -> None:
     best = BestRound()
-    answers = [best.offer([manifest(0, number, hits)]) for number, hits in enumerate([3, 5, 5, 4, 7, 7], start=1)]
+    answers = [
+        best.offer(number, [manifest(0, number, hits)]) for number, hits in enumerate([3, 5, 5, 4, 7, 7], start=1)
+    ]
     assert answers == [True, True, False, False, True, False]
     assert (best.round, best.accuracy) == (5, pytest.approx(0.7))
 
 
 def test_the_start_is_not_eligible() -> None:
     best = BestRound()
-    assert not best.offer([manifest(0, 0, 10)])
+    assert not best.offer(0, [manifest(0, 0, 10)])
     assert (best.round, best.accuracy) == (None, None)
-    assert best.offer([manifest(0, 1, 0)])  # an accuracy of nothing still beats no round
+    assert best.offer(1, [manifest(0, 1, 0)])  # an accuracy of nothing still beats no round
     assert best.round == 1
-    assert not best.offer([manifest(0, 2, 0)])
+    assert not best.offer(2, [manifest(0, 2, 0)])
 
 
 def test_peers_count_alike_whatever_their_samples() -> None:
@@ -89,7 +94,7 @@ def test_the_order_of_the_manifests_does_not_matter() -> None:
     for _ in range(50):
         draw.shuffle(manifests)
         best = BestRound()
-        assert best.offer(manifests)
+        assert best.offer(1, manifests)
         accuracies.add(best.accuracy)
     assert len(accuracies) == 1
     # 0.1 + 0.2 + 0.3 depends on the order of the sum: two rounds with the same numbers must still tie.
@@ -97,13 +102,11 @@ def test_the_order_of_the_manifests_does_not_matter() -> None:
         assert offer_all({1: list(one), 2: list(two)}).round == 1
 
 
-def test_only_one_round_at_a_time() -> None:
+def test_a_missing_peer_stands_with_its_newest_older_manifest() -> None:
     best = BestRound()
-    with pytest.raises(ValueError, match=r"manifests of one round are needed, found rounds \[1, 2\]"):
-        best.offer([manifest(0, 1, 1), manifest(1, 2, 1)])
-    with pytest.raises(ValueError, match=r"found rounds \[\]"):
-        best.offer([])
-    assert best.round is None
+    assert best.offer(1, [manifest(0, 1, 5), manifest(1, 1, 1)])
+    assert best.offer(2, [manifest(0, 2, 6), manifest(1, 1, 1)])
+    assert (best.round, best.accuracy) == (2, pytest.approx(0.35))
 
 
 def test_means() -> None:
@@ -222,7 +225,7 @@ def test_the_summary_has_the_promised_fields(tmp_path: Path) -> None:
     assert list(entry) == [
         *("id", "arch", "train_samples", "rounds_completed", "snapshot_sha256", "global_accuracy", "local_accuracy"),
         *("global_accuracy_per_class", "counts", "hits", "seconds", "bytes", "peak_rss_bytes"),
-        *("missing_teachers", "stale_teachers", "quarantined_teachers"),
+        *("missing_teachers", "stale_teachers", "quarantined_teachers", "skipped_rounds", "best_round"),
     ]
     assert list(entry["seconds"]) == ["wait", "transfer", "teachers", "train", "validate", "commit"]
     assert list(entry["bytes"]) == ["sent", "received"]

@@ -165,6 +165,9 @@ class Mesh:
                 sha256=hashlib.sha256(snapshot).hexdigest(),
                 statistics=client.validate(),
                 consumed=(),
+                model_round=client.round,
+                missing=(),
+                quarantined=(),
             )
             published[peer] = (manifest, snapshot)
         return published

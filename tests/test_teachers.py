@@ -270,6 +270,9 @@ def published(peer: int, **change: Any) -> tuple[Manifest, bytes]:
         sha256=hashlib.sha256(snapshot).hexdigest(),
         statistics=ClassStatistics(counts=n, hits=tuple(x * (peer % 4) // 4 for x in n), predicted=n),
         consumed=(),
+        model_round=0,
+        missing=(),
+        quarantined=(),
     )
     return manifest.model_copy(update=change), snapshot
 

@@ -15,14 +15,18 @@ class HelloRequest(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("peer", "software", "agreed")
+    __slots__ = ("peer", "software", "agreed", "seen_round", "seen_sha256")
     PEER_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
+    SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    SEEN_SHA256_FIELD_NUMBER: _ClassVar[int]
     peer: int
     software: str
     agreed: bytes
-    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ...) -> None: ...
+    seen_round: int
+    seen_sha256: str
+    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ..., seen_round: _Optional[int] = ..., seen_sha256: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("progress",)
@@ -31,12 +35,13 @@ class WatchRequest(_message.Message):
     def __init__(self, progress: bool = ...) -> None: ...
 
 class PeerState(_message.Message):
-    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
+    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "busy_seconds", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_FIELD_NUMBER: _ClassVar[int]
     DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -48,13 +53,14 @@ class PeerState(_message.Message):
     data_digest: str
     leaving: bool
     manifest: bytes
+    busy_seconds: float
     phase: str
     step: int
     steps: int
     explanation: str
     validation_accuracy: float
     global_accuracy: float
-    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., busy_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("peer", "round")

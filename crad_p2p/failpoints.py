@@ -1,0 +1,73 @@
+"""Named places at which a test lets a peer be killed, to show that no moment is the wrong one.
+
+``CRAD_FAIL_POINT=NAME@ROUND`` and ``CRAD_FAIL_MARKER=PATH`` kill the process that comes by NAME in that round, once:
+the marker is made first, and where it exists nothing happens. ``NAME@ROUND@both`` takes the service along with its
+learner. Without these variables a fail point costs one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+#: In the service, in the order of a round; a commit makes four files durable, then their directory, and renames it.
+SERVICE_POINTS = (
+    "manifest-received",
+    "manifest-renamed",
+    "snapshot-received",
+    "snapshot-renamed",
+    "seen-durable",
+    "collected",
+    "best-durable",
+    "train-sent",
+    "commit-begun",
+    "before-fsync-checkpoint.safetensors",
+    "after-fsync-checkpoint.safetensors",
+    "before-fsync-snapshot.safetensors",
+    "after-fsync-snapshot.safetensors",
+    "before-fsync-manifest.json",
+    "after-fsync-manifest.json",
+    "before-fsync-record.json",
+    "after-fsync-record.json",
+    "before-fsync-staging",
+    "after-fsync-staging",
+    "after-rename",
+    "after-fsync-rounds",
+    "before-announce",
+    "announced",
+    "pruned",
+)
+#: In the learner.
+LEARNER_POINTS = (
+    "opened",
+    "teaching",
+    "taught",
+    "training",
+    "trained",
+    "validated",
+    "snapshot-written",
+    "checkpoint-written",
+)
+
+_POINT = os.environ.get("CRAD_FAIL_POINT", "")
+
+
+def fail_point(name: str, number: int) -> None:
+    """Kill this process if it is told to end here, in this round."""
+    if _POINT:
+        _kill_if_due(name, number)
+
+
+def _kill_if_due(name: str, number: int) -> None:
+    due, _, rest = _POINT.partition("@")
+    at, _, both = rest.partition("@")
+    if (due, at) != (name, str(number)):
+        return
+    try:
+        Path(os.environ["CRAD_FAIL_MARKER"]).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    if both and name in LEARNER_POINTS:
+        os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

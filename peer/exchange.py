@@ -1,0 +1,307 @@
+"""Everything between this peer and the others: links, what they say, what is fetched, and what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from crad_p2p.errors import IncompleteError, PeersDisagreeError
+from crad_p2p.federation import Federation
+from crad_p2p.foreign import printable
+from crad_p2p.manifest import Consumed, Manifest
+from crad_p2p.snapshot import SnapshotError
+from peer import events as e
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import Waits
+from peer.intake import Intake
+from peer.link import Link, RoundGoneError
+from peer.status import Status
+from peer.store import Store
+from peer.waiting import to_the_end
+from peer.witness import Conflict, Witness
+
+logger = logging.getLogger(__name__)
+
+#: Snapshots fetched at the same time; more would only share the same line.
+_PARALLEL_FETCHES = 4
+
+
+class Exchange:
+    """The other peers, seen from here. What happens is told as events of the barrier.
+
+    Args:
+        tell: takes the events.
+        spawn: starts a task whose error ends this peer.
+        may_lose: whether a round that its owner does not keep any more can be done without (policy ``quorum``).
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        own_id: int,
+        store: Store,
+        status: Status,
+        witness: Witness,
+        waits: Waits,
+        *,
+        tell: Callable[[e.Event], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        may_lose: bool,
+    ) -> None:
+        self.transfer_seconds = 0.0
+        self.collected_by = {peer: -1 for peer in federation.ids if peer != own_id}
+        self._federation = federation
+        self._id = own_id
+        self._store = store
+        self._status = status
+        self._witness = witness
+        self._tell = tell
+        self._spawn = spawn
+        self._may_lose = may_lose
+        self._latest_states: dict[int, peer_pb2.PeerState] = {}
+        self._newest: dict[int, Manifest] = {}
+        self._behind: set[int] = set()
+        self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(_PARALLEL_FETCHES)
+        self._intake: Intake
+        self._intake_known = asyncio.Event()
+        self._seen_saved = asyncio.Lock()
+        self._seen_unsaved = False
+        self._links = {
+            peer: Link(
+                federation,
+                own_id,
+                peer,
+                waits,
+                on_hello=self._on_hello,
+                on_state=self._on_state,
+                on_connection=lambda j, up: tell(e.Connected(j) if up else e.Disconnected(j)),
+            )
+            for peer in self.collected_by
+        }
+
+    @property
+    def bytes_received(self) -> int:
+        """Snapshot bytes from all others since the start."""
+        return sum(link.bytes_received for link in self._links.values())
+
+    def watch(self) -> list[asyncio.Task[None]]:
+        """Begin to follow all others. What is on disk of them counts as announced: it need not be asked for."""
+        for peer in self._links:
+            rounds = self._store.received_rounds(peer)
+            if rounds:
+                self._newest[peer] = self._store.received_manifest(peer, rounds[-1])
+                self._tell(e.Announced(peer, rounds[-1]))
+        return [self._spawn(link.watch()) for link in self._links.values()]
+
+    async def close(self) -> None:
+        """Close all links."""
+        for link in self._links.values():
+            await link.close()
+
+    def use(self, intake: Intake, data_digest: str) -> None:
+        """Now that the learner is there it is known what may come in, and which data are common."""
+        self._intake = intake
+        self._intake_known.set()
+        self._status.update(data_digest=data_digest)
+        for peer in self._latest_states:
+            self._compare_data(peer)
+
+    # --- what they say ---------------------------------------------------------------------------------------------
+
+    def _on_hello(self, peer: int, reply: peer_pb2.HelloReply) -> None:
+        refuse_rollback(self._store, peer, reply)
+
+    def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
+        self._latest_states[peer] = state
+        self._compare_data(peer)
+        self._compare_round(peer, state.round)
+        self.collected_by[peer] = max(self.collected_by[peer], state.collected)
+        self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
+
+    def _compare_data(self, peer: int) -> None:
+        """Both sides cut the common data by themselves; what they got must be the same.
+
+        Raises:
+            PeersDisagreeError: it is not.
+        """
+        here, there = self._status.state.data_digest, self._latest_states[peer].data_digest
+        if here and there and here != there:
+            raise PeersDisagreeError(
+                f"peers {self._id} and {peer} have different data: class names, image size, labels or the split differ "
+                f"(digests {here[:12]}… and {printable(there[:12])}…); give both the same data set and version of NumPy"
+            )
+
+    def _compare_round(self, peer: int, number: int) -> None:
+        if not self._witness.is_behind(peer, number):
+            self._behind.discard(peer)
+        elif peer not in self._behind:
+            self._behind.add(peer)
+            logger.warning(
+                "peer %d came back %s, but its round %d has been here: its disk has lost rounds. It is not used until "
+                "its operator has started it with --recover",
+                peer,
+                f"at round {number}" if number >= 0 else "without any round",
+                self._witness.sightings[peer].round,
+            )
+
+    # --- what is fetched -------------------------------------------------------------------------------------------
+
+    def fetch(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
+        """Begin to fetch; told as held, refused or gone."""
+        work = self._fetch_manifest if isinstance(what, e.FetchManifest) else self._fetch_snapshot
+        task = self._fetches[what] = self._spawn(self._or_gone(work(what.peer, what.round), what))
+        task.add_done_callback(lambda _: self._fetches.pop(what, None))
+
+    async def forget_before(self, number: int) -> None:
+        """End fetches of older rounds: nobody waits for them any more, and their files are about to be deleted."""
+        old = [task for what, task in self._fetches.items() if what.round < number]
+        for task in old:
+            task.cancel()
+        if old:
+            await asyncio.wait(old)
+        self._witness.forget_before(number - 1)
+
+    async def _or_gone(self, work: Coroutine[Any, Any, None], what: e.FetchManifest | e.FetchSnapshot) -> None:
+        try:
+            await work
+        except RoundGoneError as error:
+            if not self._may_lose:
+                raise
+            logger.info("done without: %s", error)
+            self._tell(e.Gone(what.peer, what.round))
+
+    async def _fetch_manifest(self, peer: int, number: int) -> None:
+        await self._intake_known.wait()
+        manifest = self._held_manifest(peer, number)
+        if manifest is None:
+            manifest = self._watched_manifest(peer, number) or await self._links[peer].manifest(number, self._intake)
+            self._store.save_received_manifest(manifest)
+        self._examine(manifest)
+        if peer not in self._newest or self._newest[peer].round < number:
+            self._newest[peer] = manifest
+        self._tell(e.ManifestHeld(peer, number))
+
+    async def _fetch_snapshot(self, peer: int, number: int) -> None:
+        path = self._store.received_snapshot_path(peer, number)
+        manifest = self._store.received_manifest(peer, number)
+        if not await self._holds_snapshot(path, manifest):
+            async with self._slots:
+                start = time.monotonic()
+                try:
+                    await self._links[peer].snapshot(manifest, path, self._intake)
+                except SnapshotError as error:
+                    logger.warning("the snapshot of peer %d is not used: %s", peer, error)
+                    self._tell(e.SnapshotRefused(peer, number))
+                    return
+                self.transfer_seconds += time.monotonic() - start
+        await self._remember(manifest)
+        self._tell(e.SnapshotHeld(peer, number, manifest.model_round))
+
+    def _held_manifest(self, peer: int, number: int) -> Manifest | None:
+        """What an earlier start of this process left, if it can be used."""
+        try:
+            document = self._store.received_manifest_path(peer, number).read_bytes()
+            return self._intake.manifest(document, peer, number)
+        except (FileNotFoundError, SnapshotError):
+            return None
+
+    def _watched_manifest(self, peer: int, number: int) -> Manifest | None:
+        """The manifest that came with the peer's state, if it is of this round and right."""
+        state = self._latest_states.get(peer)
+        if state is None or state.round != number:
+            return None
+        try:
+            return self._intake.manifest(state.manifest, peer, number)
+        except SnapshotError as error:
+            logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
+            return None
+
+    async def _holds_snapshot(self, path: Path, manifest: Manifest) -> bool:
+        if not path.exists():
+            return False
+        try:
+            await asyncio.to_thread(self._intake.snapshot, path, manifest)
+        except SnapshotError:
+            return False
+        return True
+
+    # --- what is remembered ----------------------------------------------------------------------------------------
+
+    def newest_manifests(self, number: int) -> list[Manifest]:
+        """Of every other peer the newest manifest that is here, up to this round."""
+        found = []
+        for peer, newest in self._newest.items():
+            if newest.round <= number:
+                found.append(newest)
+            else:  # it is ahead
+                older = [each for each in self._store.received_rounds(peer) if each <= number]
+                found += [self._store.received_manifest(peer, older[-1])] if older else []
+        return found
+
+    def consumed(self, peer: int, number: int) -> Consumed:
+        """A snapshot that taught, as manifests name it."""
+        return Consumed(peer=peer, round=number, sha256=self._store.received_manifest(peer, number).sha256)
+
+    async def _remember(self, manifest: Manifest) -> None:
+        """Durably, before the snapshot is used. One write serves all that came in meanwhile."""
+        if self._witness.saw(manifest.peer, manifest.round, manifest.sha256):
+            self._seen_unsaved = True
+        async with self._seen_saved:
+            if self._seen_unsaved:
+                self._seen_unsaved = False
+                await to_the_end(asyncio.to_thread(self._store.save_seen, dict(self._witness.sightings)))
+
+    def published(self, manifest: Manifest) -> None:
+        """This peer's own rounds are compared with what others say of them, too."""
+        self._report(self._witness.compare(self._id, manifest.round, manifest.sha256, "published here"), manifest)
+
+    def _examine(self, manifest: Manifest) -> None:
+        """Compare a manifest with all that is known from others."""
+        source = "its own manifest"
+        self._report(self._witness.compare(manifest.peer, manifest.round, manifest.sha256, source), manifest)
+        for conflict in self._witness.compare_consumed(manifest):
+            self._report(conflict, manifest)
+
+    def _report(self, conflict: Conflict | None, manifest: Manifest) -> None:
+        if conflict is None:
+            return
+        documents = {f"peer {manifest.peer}, round {manifest.round}": manifest.to_bytes().decode()}
+        try:
+            own = self._store.received_manifest(conflict.peer, conflict.round)
+            documents[f"peer {own.peer}, round {own.round}, as it was here"] = own.to_bytes().decode()
+        except FileNotFoundError:
+            pass
+        path = self._store.save_conflict(conflict, documents)
+        logger.error("%s; evidence is kept in %s", conflict, path)
+
+
+def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply) -> None:
+    """Compare what another peer has had of this one with what is here.
+
+    Raises:
+        IncompleteError: this peer's disk has lost a round that others have, or has another one in its place.
+    """
+    if not reply.HasField("seen_round"):
+        return
+    number, last = reply.seen_round, store.last_round()
+    advice = (
+        "this state directory was restored from an older copy, or is not the one that this peer ran with. Start the "
+        "same command with --recover to fetch its last rounds back from the others, or put back the newer directory"
+    )
+    if number > last:
+        here = f"the newest here is round {last}" if last >= 0 else "there is no round here"
+        raise IncompleteError(f"peer {peer} has had round {number} of this peer, and {here}: {advice}")
+    try:
+        own = store.manifest(number).sha256
+    except FileNotFoundError:
+        return
+    if own != reply.seen_sha256:
+        raise IncompleteError(
+            f"peer {peer} has had round {number} of this peer with sha256 {printable(reply.seen_sha256[:12])}…, and "
+            f"here it has {own[:12]}…: {advice}"
+        )

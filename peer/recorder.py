@@ -1,0 +1,144 @@
+"""Every event of the barrier with the decisions that followed, on file: for a post-mortem, and to replay it.
+
+``events.jsonl`` has one JSON object a line. A start of the service, and a new file, begin with the barrier's whole
+state; each further line is an event, the time at which it was taken in, and the decisions. At most two files are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import TypeAdapter, ValidationError
+
+from peer.barrier import Barrier, Quorum, State
+from peer.events import Decision, Event, Published, Tick, event_from_json, to_json
+
+#: Bytes after which the next round begins a new file.
+_MOST = 4 << 20
+_STATE: TypeAdapter[State] = TypeAdapter(State)
+
+FILE, PREVIOUS = "events.jsonl", "events.previous.jsonl"
+
+
+class Recorder:
+    """Writes what one barrier takes in and gives out. Not made durable: a power cut may cost the last lines.
+
+    Args:
+        folder: the state directory.
+    """
+
+    def __init__(self, folder: Path, barrier: Barrier) -> None:
+        self._folder = folder
+        self._barrier = barrier
+        self._file: TextIO
+        self._open()
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+    def record(self, now: float, event: Event, decisions: list[Decision]) -> None:
+        """One event that has been taken in at ``now``."""
+        line: dict[str, Any] = {"now": now, "event": to_json(event), "decisions": list(map(to_json, decisions))}
+        if isinstance(event, Published):
+            line["teachers"] = self._barrier.teachers
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if isinstance(event, Published) and self._file.tell() > _MOST:
+            self._file.close()
+            self._open()
+
+    def _open(self) -> None:
+        path = self._folder / FILE
+        if path.exists() and path.stat().st_size > _MOST:
+            path.replace(self._folder / PREVIOUS)
+        self._file = path.open("a")
+        if self._file.tell() and not _ends_a_line(path):  # the last start was killed while it wrote
+            self._file.write("\n")
+        barrier = self._barrier
+        start = {
+            "others": barrier.others,
+            "rounds": barrier.rounds,
+            "quorum": asdict(barrier.quorum) if barrier.quorum else None,
+            "start_wait": barrier.start_wait,
+            "teachers": barrier.teachers,
+            "state": _STATE.dump_python(barrier.state, mode="json"),
+        }
+        self._file.write(json.dumps({"start": start}) + "\n")
+        self._file.flush()
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read() == b"\n"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One replayed line: what came in, what was recorded, and what the barrier of now says."""
+
+    line: int
+    now: float
+    event: Event
+    recorded: list[dict[str, Any]]
+    replayed: list[dict[str, Any]]
+    explanation: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the same events gave the same decisions."""
+        return self.recorded == self.replayed
+
+
+def replay(path: Path) -> Iterator[Step]:
+    """Feed a recording to a barrier.
+
+    Raises:
+        ValueError: a line is no recording; names it. A last line without an end is left out: its writer was killed.
+    """
+    barrier: Barrier | None = None
+    teachers: dict[int, tuple[int, ...]] = {}
+    lines = path.read_text().split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            tree = json.loads(line)
+        except ValueError:
+            if number == len(lines) or '"start"' in lines[number][:10]:  # half a line, then the end or a new start
+                continue
+            raise ValueError(f"line {number} is not JSON") from None
+        try:
+            if "start" in tree:
+                barrier = _restore(tree["start"], teachers)
+                continue
+            if barrier is None:
+                raise ValueError("the recording does not begin with a start")
+            event = event_from_json(tree["event"])
+            if isinstance(event, Published):
+                teachers[event.round + 1] = tuple(tree["teachers"])
+            decisions = barrier.step(Tick(tree["now"])) + barrier.step(event)
+        except (KeyError, TypeError, ValidationError) as error:
+            raise ValueError(f"line {number} is not of a recording: {error}") from None
+        replayed = json.loads(json.dumps(list(map(to_json, decisions))))
+        yield Step(number, tree["now"], event, tree["decisions"], replayed, barrier.explain())
+
+
+def _restore(start: dict[str, Any], teachers: dict[int, tuple[int, ...]]) -> Barrier:
+    state = _STATE.validate_python(start["state"], strict=False)
+    teachers[state.published + 1] = tuple(start["teachers"])
+    barrier = Barrier(
+        start["others"],
+        start["rounds"],
+        lambda number: teachers.get(number, ()),
+        state.published,
+        quorum=Quorum(**start["quorum"]) if start["quorum"] else None,
+        start_wait=start["start_wait"],
+    )
+    barrier.state = state
+    return barrier

@@ -1,0 +1,150 @@
+"""``crad-peer --recover``: fetch this peer's own last rounds back from those who have had them.
+
+What others have of a peer is its snapshots and manifests, byte for byte; the optimiser's momentum was never sent, and
+starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from crad_p2p.errors import IncompleteError
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Manifest
+from crad_p2p.results import RoundRecord
+from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import Waits
+from peer.intake import Intake
+from peer.link import Link, RoundGoneError
+from peer.store import Store
+from peer.witness import Sighting
+
+logger = logging.getLogger(__name__)
+
+#: A safetensors file without any tensor: no momentum.
+_EMPTY_CHECKPOINT = (2).to_bytes(8, "little") + b"{}"
+
+
+async def recover(federation: Federation, own_id: int, store: Store, intake: Intake, waits: Waits) -> None:
+    """Bring the store up to what the others have had of this peer.
+
+    Every other peer is asked, for as long as the start wait; with policy ``quorum`` answers of enough of them will do.
+
+    Raises:
+        IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
+    """
+    links = {peer: Link(federation, own_id, peer, waits) for peer in federation.ids if peer != own_id}
+    try:
+        replies = await _ask_all(links, waits.start)
+        _require_enough(federation, own_id, replies, waits.start)
+        newest = _newest(own_id, replies)
+        if newest is None or _is_here(store, newest):
+            logger.info("nothing to recover: no other peer has had more of this one than is here")
+            return
+        holders = [links[peer] for peer, reply in replies.items() if reply.seen_sha256 == newest.sha256]
+        last = await _fetch(holders, own_id, newest.round, newest.sha256, store, intake)
+        if last is None:
+            raise IncompleteError(
+                f"round {newest.round} of this peer has been with peers {[link.peer for link in holders]}, but none of "
+                f"them keeps it any more; put back a copy of the state directory"
+            )
+        # Who is one round behind may still need the one before.
+        if newest.round > 0 and not store.round_dir(newest.round - 1).exists():
+            await _fetch(list(links.values()), own_id, newest.round - 1, None, store, intake)
+    finally:
+        for link in links.values():
+            await link.close()
+
+
+async def _ask_all(links: Mapping[int, Link], seconds: float) -> dict[int, peer_pb2.HelloReply]:
+    asked = {peer: asyncio.ensure_future(link.hello()) for peer, link in links.items()}
+    try:
+        await asyncio.wait(asked.values(), timeout=seconds)
+        return {peer: task.result() for peer, task in asked.items() if task.done()}
+    finally:
+        for task in asked.values():
+            task.cancel()
+
+
+def _require_enough(
+    federation: Federation, own_id: int, replies: Mapping[int, peer_pb2.HelloReply], seconds: float
+) -> None:
+    size = len(federation.peers)
+    enough = federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
+    if 1 + len(replies) < enough:
+        silent = [peer for peer in federation.ids if peer != own_id and peer not in replies]
+        raise IncompleteError(
+            f"peers {silent} have not answered within {seconds:g} s, and one of them may have had a later round of "
+            f"this peer: start again with --recover when they are up"
+        )
+
+
+def _newest(own_id: int, replies: Mapping[int, peer_pb2.HelloReply]) -> Sighting | None:
+    seen = Counter(Sighting(r.seen_round, r.seen_sha256) for r in replies.values() if r.HasField("seen_round"))
+    if not seen:
+        return None
+    number = max(each.round for each in seen)
+    there = [each for each in seen if each.round == number]
+    if len(there) > 1:
+        raise IncompleteError(
+            f"the other peers have had {len(there)} different snapshots of round {number} of peer {own_id} "
+            f"(sha256 {', '.join(each.sha256[:12] + '…' for each in there)}): it has run twice. Put back the newest "
+            f"state directory, or start the federation anew"
+        )
+    return there[0]
+
+
+def _is_here(store: Store, newest: Sighting) -> bool:
+    if store.last_round() < newest.round:
+        return False
+    try:
+        store.check_last_round()
+        return store.manifest(newest.round).sha256 == newest.sha256
+    except FileNotFoundError:
+        return True  # long past
+    except (IncompleteError, ValueError):
+        return False
+
+
+async def _fetch(
+    holders: list[Link], own_id: int, number: int, sha256: str | None, store: Store, intake: Intake
+) -> Manifest | None:
+    """Fetch one round from the first who keeps it, and commit it."""
+    for link in holders:
+        try:
+            manifest = await link.manifest(number, intake, own_id)
+            if sha256 is not None and manifest.sha256 != sha256:
+                continue
+            await _take(link, manifest, store, intake)
+        except (RoundGoneError, SnapshotError) as error:
+            logger.info("round %d: %s", number, error)
+            continue
+        logger.info("round %d of this peer is back, from peer %d", number, link.peer)
+        return manifest
+    return None
+
+
+async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake) -> None:
+    number = manifest.round
+    staging: Path = store.staging_dir(number)
+    await link.snapshot(manifest, staging / SNAPSHOT_FILE, intake)
+    (staging / CHECKPOINT_FILE).write_bytes(_EMPTY_CHECKPOINT)
+    if store.round_dir(number).exists():  # damaged, or not what the others have had; nor is what came after it
+        for each in range(number, store.last_round() + 1):
+            store.set_aside(each)
+    record = RoundRecord(
+        peer=manifest.peer,
+        round=number,
+        snapshot_sha256=manifest.sha256,
+        validation_accuracy=manifest.statistics.accuracy,
+        teachers=tuple(each.peer for each in manifest.consumed),
+        missing_teachers=manifest.missing,
+        stale_teachers=tuple(each.peer for each in manifest.consumed if each.round < number - 1),
+        quarantined_teachers=manifest.quarantined,
+    )
+    store.commit(staging, manifest, record)
