@@ -16,7 +16,7 @@ from rich.console import Console
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
-from crad_p2p.errors import ConfigurationError, CradError, ExitCode, UsageError
+from crad_p2p.errors import ConfigurationError, CradError, ExitCode, ReservationsError, UsageError
 from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
 from crad_p2p.results import Summary
 from launch import template
@@ -25,6 +25,7 @@ from launch.mesh import Mesh, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, resolve, write_federation
 from launch.view import Progress, result_table
 from peer.lock import Lock
+from peer.store import Store
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,6 +118,7 @@ def up(
     with interruptible(f"the same command runs the comparison again (--out {out})"):
         beside = _run_alone(console, federation, out, threads, device, data_dir) if with_alone else None
     _show(console, finished, beside, out / "summary.json")
+    _say_reservations(finished, out)
 
 
 @app.command()
@@ -284,6 +286,8 @@ def _run_mesh(
     finally:
         summary, history = collect(federation, out, time.monotonic() - start)
         write_results(out, summary, history)
+    for peer, words in mesh.reservations.items():
+        console.print(f"peer {peer}: {words}", highlight=False)
     return summary
 
 
@@ -304,6 +308,24 @@ def _run_alone(
     if ended.returncode != ExitCode.COMPLETE:
         raise CradError(f"the comparison with peers learning alone failed: {ended.stdout.strip().splitlines()[-1]}")
     return Summary.read(folder / "summary.json")
+
+
+def _say_reservations(summary: Summary, out: Path) -> None:
+    """End with exit code 11 if some round was made without a peer.
+
+    Raises:
+        ReservationsError: so it was, or a peer has evidence against another.
+    """
+    away = {
+        peer.id: sorted({*peer.missing_teachers, *peer.stale_teachers})
+        for peer in summary.peers
+        if peer.missing_teachers or peer.stale_teachers or peer.skipped_rounds
+    }
+    if away or any(Store(peer_dir(out, peer.id)).conflicts() for peer in summary.peers):
+        raise ReservationsError(
+            f"all {summary.rounds} rounds are done, with reservations: some were made without a peer, or there is "
+            f"evidence against one; {out / 'summary.json'} names them"
+        )
 
 
 def _show(console: Console, summary: Summary, alone: Summary | None, path: Path) -> None:

@@ -37,6 +37,9 @@ class Mesh:
     Args:
         peers_file: the federation file that every peer reads.
         out: DIR; peer i keeps its state in DIR/peers/i and its log in DIR/peers/i/log.txt.
+
+    Attributes:
+        reservations: last words of the peers that finished with reservations (exit code 11).
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Mesh:
         self._options = ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self.reservations: dict[int, str] = {}
 
     async def run(self) -> None:
         """Start every peer and wait until all have finished.
@@ -88,6 +92,9 @@ class Mesh:
         for _ in range(_MAX_STARTS):
             status = await self._run_once(peer)
             if status == ExitCode.COMPLETE:
+                return
+            if status == ExitCode.RESERVATIONS:
+                self.reservations[peer] = self._last_words(peer)
                 return
             if status > 0:
                 raise error_of(status, f"peer {peer} ended: {self._last_words(peer)}")

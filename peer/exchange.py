@@ -153,6 +153,8 @@ class Exchange:
 
     def fetch(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
         """Begin to fetch; told as held, refused or gone."""
+        if what in self._fetches:  # asked for again in the next round: the one under way will tell
+            return
         work = self._fetch_manifest if isinstance(what, e.FetchManifest) else self._fetch_snapshot
         task = self._fetches[what] = self._spawn(self._or_gone(work(what.peer, what.round), what))
         task.add_done_callback(lambda _: self._fetches.pop(what, None))
