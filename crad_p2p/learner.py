@@ -9,10 +9,12 @@ reported counts.
     {"do": "restore", "round": r, "folder": F}                    restored
     {"do": "open"}                                                (none)
     {"do": "teach", "manifest": PATH, "snapshot": PATH}           taught
-    {"do": "train", "teachers": [ids], "folder": F}               trained
+    {"do": "train", "teachers": [ids], "last": F, "folder": F}    trained
     {"do": "evaluate", "snapshot": PATH}                          evaluated
 
-Before the first command it reports ``ready``; in between ``progress``; and ``failed`` before it ends with an error.
+``last`` is the folder of the last committed round, for training that diverges. Before the first command it reports
+``ready``; in between ``progress``, and ``warning`` with a sentence for the log; and ``failed`` before it ends with an
+error.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -69,6 +73,7 @@ class Learner:
             device=device,
             folder=arguments.scratch,
             progress=self.progress,
+            warn=lambda text: self.emit("warning", message=text),
         )
         classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
         archs = {peer.arch for peer in federation.peers}
@@ -110,18 +115,17 @@ class Learner:
                 self._teach(Manifest.from_bytes(Path(command["manifest"]).read_bytes()), Path(command["snapshot"]))
             case "train":
                 start = time.monotonic()
-                log = self._client.train(command["teachers"])
+                last = Path(command["last"])
+                with _undamaged(last):
+                    log = self._client.train(command["teachers"], lambda: _read_round(last))
                 self._finish_round(log, time.monotonic() - start, Path(command["folder"]))
             case "evaluate":
                 evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
                 self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=peak_rss_bytes())
 
     def _restore(self, number: int, folder: Path) -> None:
-        snapshot, checkpoint = ((folder / name).read_bytes() for name in (SNAPSHOT_FILE, CHECKPOINT_FILE))
-        try:
-            self._client.restore(number, snapshot, checkpoint)
-        except SnapshotError as error:
-            raise LearnerFailedError(f"{folder} is damaged: {error}; restore the state directory's disk") from None
+        with _undamaged(folder):
+            self._client.restore(number, *_read_round(folder))
         self.emit("restored")
 
     def _teach(self, manifest: Manifest, path: Path) -> None:
@@ -158,6 +162,19 @@ class Learner:
             },
             peak_rss_bytes=peak_rss_bytes(),
         )
+
+
+def _read_round(folder: Path) -> tuple[bytes, bytes]:
+    return (folder / SNAPSHOT_FILE).read_bytes(), (folder / CHECKPOINT_FILE).read_bytes()
+
+
+@contextmanager
+def _undamaged(folder: Path) -> Iterator[None]:
+    """Say of a committed round whose files cannot be used where they lie."""
+    try:
+        yield
+    except SnapshotError as error:
+        raise LearnerFailedError(f"{folder} is damaged: {error}; restore the state directory's disk") from None
 
 
 def main() -> None:

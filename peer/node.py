@@ -205,7 +205,8 @@ class Node:
                 self._work.training_since = time.monotonic()
                 self._work.quarantined = quarantined
                 self._work.consumed = tuple(self._consume(peer, number - 1) for peer in teachers)
-                self._command("train", teachers=list(teachers), folder=str(self._store.staging_dir(number)))
+                last, folder = str(self._store.round_dir(number - 1)), str(self._store.staging_dir(number))
+                self._command("train", teachers=list(teachers), last=last, folder=folder)
             case b.Finish():
                 best = self._best.round if self._best.round is not None else self._barrier.published
                 self._command("evaluate", snapshot=str(self._store.round_dir(best) / SNAPSHOT_FILE))
@@ -256,6 +257,9 @@ class Node:
                 done, teachers = self._barrier.teachers_done
                 step, steps = done * steps + step, teachers * steps
             self._status.update(phase=phase, step=step, steps=steps)
+            return None
+        if kind == "warning":
+            logger.warning("%s", message["message"])
             return None
         if kind == "ready":
             self._learner = process
@@ -316,6 +320,7 @@ class Node:
             target_mass=log["target_mass"],
             target_collapsed=log["target_collapsed"],
             target_top1=log["target_top1"],
+            redone=log["redone"],
             teachers=tuple(each.peer for each in work.consumed),
             quarantined_teachers=work.quarantined,
             seconds=Seconds(

@@ -281,11 +281,16 @@ def opened(folder: Path, **method: Any) -> Client:
     return client
 
 
+def never() -> tuple[bytes, bytes]:
+    """The last good round, of tests in which training must not diverge."""
+    pytest.fail("training diverged")
+
+
 def after_round(folder: Path, arrivals: list[int], taught: list[int], **method: Any) -> bytes:
     client = opened(folder, **method)
     for peer in arrivals:
         client.teach(*published(peer))
-    client.train(taught)
+    client.train(taught, never)
     return client.snapshot()
 
 
@@ -361,7 +366,7 @@ def test_a_peer_that_teaches_again_replaces_what_it_taught(tmp_path: Path, monke
     client.teach(first, weights.encode(altered))
     client.teach(*published(2))
     client.teach(*published(1))
-    client.train([1, 2])
+    client.train([1, 2], never)
     assert client.snapshot() == expected
     assert calls[0][1][0].tolist() == list(published(1)[0].statistics.counts)
 
@@ -382,7 +387,7 @@ def test_one_teacher_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.
         client.teach(*published(peer))
         assert not any(reference() is not None for reference in loaded[-1])
     assert len(loaded) == 4
-    client.train(list(TEACHERS))
+    client.train(list(TEACHERS), never)
 
 
 def test_teaching_leaves_the_student_alone(tmp_path: Path) -> None:
@@ -411,25 +416,25 @@ def test_a_teacher_that_must_not_be_used(tmp_path: Path) -> None:
     for bad in (*values, snapshot[:-1], published(5)[1], b""):
         with pytest.raises(SnapshotError):
             client.teach(manifest, bad)
-    client.train([1])
+    client.train([1], never)
     assert client.snapshot() == after_round(tmp_path / "other", [1], [1])
 
 
 def test_a_round_must_be_open(tmp_path: Path) -> None:
     client = opened(tmp_path)
-    client.train([])
+    client.train([], never)
     with pytest.raises(RuntimeError, match="open_round"):
         client.teach(*published(1))
     with pytest.raises(RuntimeError, match="open_round"):
-        client.train([])
+        client.train([], never)
     client.open_round()
     with pytest.raises(KeyError):
-        client.train([1])  # it did not teach this round
+        client.train([1], never)  # it did not teach this round
     client.teach(*published(1))
     client.open_round()  # once more from the start
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     with pytest.raises(KeyError):
-        client.train([1])
+        client.train([1], never)
 
 
 def test_progress_is_told_phase_by_phase(tmp_path: Path) -> None:
@@ -440,7 +445,7 @@ def test_progress_is_told_phase_by_phase(tmp_path: Path) -> None:
     client.initialise()
     client.open_round()
     client.teach(*published(1))
-    client.train([1])
+    client.train([1], never)
     client.validate()
     client.evaluate(client.snapshot())
     training = [("train", step, 6) for step in range(1, 7)]
@@ -451,7 +456,7 @@ def test_the_scratch_folder_is_empty_after_training_and_gone_after_closing(tmp_p
     client = opened(tmp_path / "scratch")
     client.teach(*published(1))
     assert [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
-    client.train([1])
+    client.train([1], never)
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     client.close()
     assert not (tmp_path / "scratch").exists()
