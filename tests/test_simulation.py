@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from crad_p2p import weights
+from crad_p2p import simulation, weights
 from crad_p2p.architectures import build_model
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import Dataset, load_dataset
-from crad_p2p.data.partition import make_splits
+from crad_p2p.data.partition import Split, make_splits
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
@@ -422,6 +422,37 @@ def test_warm_up_rounds_have_no_teachers_either() -> None:
 def test_the_global_test_set_is_used_when_due() -> None:
     _, history = run(federation(rounds=3, training={"batch_size": 32, "evaluate_every": 2}))
     assert {r.round: r.global_accuracy is not None for r in history} == {1: False, 2: True, 3: True}
+
+
+def test_shards_that_hardly_teach_anything_do_not_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One peer without any sample, one with one class only, one whose last batch is a single image."""
+    data = dataset_of(federation())
+    ones, nothing = np.flatnonzero(data.train.labels == 1), np.arange(0)
+    splits = {
+        0: Split(nothing, nothing, nothing),
+        3: Split(ones[:9], ones[9:14], ones[14:17]),
+        7: Split(np.arange(33), np.arange(33, 60), np.arange(60, 80)),
+    }
+    monkeypatch.setattr(simulation, "make_splits", lambda *_: splits)
+    summary, history = run(federation())
+    assert [(record.round, record.peer) for record in history] == [(r, p) for r in (1, 2) for p in IDS]
+    for record in history:
+        assert len(record.teachers) == 2
+        assert record.quarantined_teachers == ()  # what the others publish can still be used
+        assert record.redone == 0
+        if record.peer:
+            assert record.train_loss is not None
+            assert np.isfinite(record.train_loss)
+        else:
+            assert record.train_loss is record.validation_accuracy is record.target_mass is None
+    by_peer = {peer.id: peer for peer in summary.peers}
+    assert digests(history)[1, 0] == digests(history)[2, 0] == by_peer[0].snapshot_sha256  # nothing learned, no harm
+    assert (by_peer[0].train_samples, by_peer[0].local_accuracy) == (0, None)
+    assert by_peer[0].counts == (0,) * 10
+    assert by_peer[3].counts == (0, 5, *(0,) * 8)
+    assert by_peer[7].train_samples == 33
+    assert summary.mean_local_accuracy == pytest.approx(np.mean([by_peer[i].local_accuracy for i in (3, 7)]))
+    assert all(peer.global_accuracy is not None for peer in summary.peers)
 
 
 def test_no_scratch_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
