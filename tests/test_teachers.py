@@ -420,6 +420,40 @@ def test_a_teacher_that_must_not_be_used(tmp_path: Path) -> None:
     assert client.snapshot() == after_round(tmp_path / "other", [1], [1])
 
 
+def hostile_snapshot() -> bytes:
+    """Weights within the bounds and finite logits on noise, but not where nine dark pixels lie together."""
+    model = build_model("cnn6@0.1", classes=CLASSES, channels=1)
+    tensors = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    for name, value in tensors.items():
+        if name == "convolutions.0.weight":
+            value.fill_(-1)
+        elif name == "norms.0.bias":
+            value.fill_(-17)
+        elif name.endswith("weight"):
+            value.fill_(1 if name == "norms.0.weight" else 1e6)
+        elif name == "norms.0.running_var":
+            value.fill_(1)
+    return weights.encode(tensors)
+
+
+def test_a_teacher_that_is_not_finite_on_real_images_only(tmp_path: Path) -> None:
+    """It would pass every other check, and then no learning rate would help the student."""
+    data = dataset()
+    data.train.images[7] = 0
+    client = Client(federation(), 3, data, SPLIT, device=CPU, folder=tmp_path)
+    client.initialise()
+    client.open_round()
+    client.teach(*published(1))
+    manifest, snapshot = published(5)[0].model_copy(update={"arch": "cnn6@0.1"}), hostile_snapshot()
+    for peer in (1, 5):  # 1 has taught already
+        with pytest.raises(SnapshotError, match="predictions on this peer's images are not finite"):
+            client.teach(manifest.model_copy(update={"peer": peer}), snapshot)
+    with pytest.raises(KeyError):
+        client.train([1], never)
+    client.teach(*published(1))
+    assert client.train([1], never).redone == 0
+
+
 def test_a_round_must_be_open(tmp_path: Path) -> None:
     client = opened(tmp_path)
     client.train([], never)
