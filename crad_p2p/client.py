@@ -4,6 +4,7 @@ code.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from crad_p2p.architectures import build_model, initialise
 from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
 from crad_p2p.data.partition import Split
-from crad_p2p.distillation import EpochLog, train_epoch
+from crad_p2p.distillation import EpochLog, Targets, train_epoch
 from crad_p2p.errors import DivergedError
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
@@ -32,6 +33,17 @@ from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterio
 
 #: Called with (phase, steps done, steps in all).
 PhaseProgress = Callable[[str, int, int], None]
+
+#: Gives snapshot and checkpoint of the last good round.
+LastGood = Callable[[], tuple[bytes, bytes]]
+
+logger = logging.getLogger(__name__)
+
+#: How often a round whose training diverged is redone before the client gives up.
+MAX_REDONE = 3
+#: Each time at a learning rate lower by this factor. How far the configured one is too high, nobody knows: three steps
+#: of ten reach down to a thousandth, three halvings only to an eighth.
+_SLOW_DOWN = 10.0
 
 _MOMENTUM = "momentum."
 
@@ -62,9 +74,12 @@ class Client:
         device: torch.device,
         folder: Path,
         progress: PhaseProgress = lambda *_: None,
+        warn: Callable[[str], None] = logger.warning,
     ) -> None:
-        """``folder`` is a scratch folder of this client alone: its contents may be lost at any time between two
-        rounds.
+        """
+        Args:
+            folder: a scratch folder of this client alone: its contents may be lost at any time between two rounds.
+            warn: called with a sentence when a round has to be redone.
         """
         self.federation = federation
         self.id = peer_id
@@ -80,6 +95,7 @@ class Client:
         self._global_test = self._plain(dataset.test)
         self._folder = folder
         self._progress = progress
+        self._warn = warn
         self._epoch: LocalEpoch | None = None
         self._posteriors: PosteriorStore | None = None
         self._teachers: dict[int, Manifest] = {}
@@ -161,29 +177,38 @@ class Client:
         )
         self._teachers[manifest.peer] = manifest
 
-    def train(self, teachers: Sequence[int]) -> EpochLog:
+    def train(self, teachers: Sequence[int], last_good: LastGood) -> EpochLog:
         """Distil from these peers, in id order whatever the order in which they taught, and end the round.
 
-        Without any, the loss is the cross-entropy with the own labels, at weight 1.
+        Without any, the loss is the cross-entropy with the own labels, at weight 1. Training that diverges is redone
+        from the last good round at a lower learning rate, with the same epoch and posteriors: a function of what
+        was there before the round, so that it gives the same bytes wherever and however often it happens.
+
+        Args:
+            last_good: called after training that diverged only, so that no second model is held meanwhile.
 
         Raises:
-            DivergedError: loss or weights are not finite any more; the round must not be published.
+            DivergedError: at every learning rate; the model is that of the last good round again.
+            SnapshotError: the last good round's files cannot be used.
         """
         epoch, posteriors = self._opened()
-        log = train_epoch(
-            self.model,
-            self._optimizer,
-            epoch,
-            self._targets(sorted(teachers), posteriors),
-            self.federation.method,
-            self.federation.training,
-            lambda done, steps: self._progress("train", done, steps),
-        )
-        posteriors.close()
-        self._epoch = self._posteriors = None
-        self._refuse_divergence(log)
-        self.round += 1
-        return log
+        targets = self._targets(sorted(teachers), posteriors)
+        for attempt in range(MAX_REDONE + 1):
+            log = self._train_once(epoch, targets, self._learning_rate(attempt))
+            log.redone = attempt
+            reason = self._divergence(log)
+            if reason is None:
+                posteriors.close()
+                self._epoch = self._posteriors = None
+                self.round += 1
+                return log
+            if attempt < MAX_REDONE:
+                self._warn(
+                    f"round {self.round + 1}: training diverged ({reason}); redone from round {self.round} at "
+                    f"learning rate {self._learning_rate(attempt + 1):g}, attempt {attempt + 1} of {MAX_REDONE}"
+                )
+            self.restore(self.round, *last_good())
+        raise self._diverged(reason)
 
     def validate(self) -> ClassStatistics:
         """Class statistics of the model as it is now, on the validation half of the held-out samples."""
@@ -221,21 +246,44 @@ class Client:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _refuse_divergence(self, log: EpochLog) -> None:
-        reason = None if log.loss is None or math.isfinite(log.loss) else f"the loss is {log.loss}"
+    def _train_once(self, epoch: LocalEpoch, targets: Targets, learning_rate: float) -> EpochLog:
+        # Set for every attempt, so that a lower one does not outlive its round. The momentum is of gradients, not of
+        # steps, so it is slowed down with them.
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        return train_epoch(
+            self.model,
+            self._optimizer,
+            epoch,
+            targets,
+            self.federation.method,
+            self.federation.training,
+            lambda done, steps: self._progress("train", done, steps),
+        )
+
+    def _learning_rate(self, attempt: int) -> float:
+        return self.federation.training.learning_rate / _SLOW_DOWN**attempt
+
+    def _divergence(self, log: EpochLog) -> str | None:
+        """Why the model must not be published, if so."""
+        if log.loss is not None and not math.isfinite(log.loss):
+            return f"the loss is {log.loss}"
         try:
             weights.check_values(self.model.state_dict())
         except SnapshotError as error:
-            reason = str(error)
-        if reason:
-            raise DivergedError(
-                f"peer {self.id}: training diverged in round {self.round + 1} ({reason}); choose a "
-                f"training.learning_rate below {self.federation.training.learning_rate:g}"
-            )
+            return str(error)
+        return None
 
-    def _targets(
-        self, teachers: list[int], posteriors: PosteriorStore
-    ) -> Callable[[slice, Tensor], Aggregation | None]:
+    def _diverged(self, reason: str | None) -> DivergedError:
+        rates = ", ".join(f"{self._learning_rate(attempt):g}" for attempt in range(MAX_REDONE + 1))
+        return DivergedError(
+            f"peer {self.id}: training of round {self.round + 1} diverged at each of the learning rates {rates} (the "
+            f"last time: {reason}); nothing after round {self.round} was published. Starting again would end the "
+            f"same way: start a new run with a training.learning_rate below "
+            f"{self.federation.training.learning_rate:g} in the federation file of every peer"
+        )
+
+    def _targets(self, teachers: list[int], posteriors: PosteriorStore) -> Targets:
         if not teachers:
             return lambda _batch, _logits: None
         method = self.federation.method

@@ -40,7 +40,8 @@ class EpochLog:
 
     ``target_mass`` is the mean mass before renormalising and ``target_collapsed`` the share of samples with less than
     half of it left: the median filter is a majority vote per class and can collapse while most teachers are weak.
-    ``target_top1`` is how often the target's largest class is the label.
+    ``target_top1`` is how often the target's largest class is the label. ``redone`` counts the attempts before this
+    one whose training diverged.
     """
 
     samples: int = 0
@@ -48,6 +49,7 @@ class EpochLog:
     target_mass: float | None = None
     target_collapsed: float | None = None
     target_top1: float | None = None
+    redone: int = 0
 
 
 def train_epoch(

@@ -9,10 +9,12 @@ reported counts.
     {"do": "restore", "round": r, "folder": F}                    restored
     {"do": "open"}                                                (none)
     {"do": "teach", "manifest": PATH, "snapshot": PATH}           taught
-    {"do": "train", "teachers": [ids], "folder": F}               trained
+    {"do": "train", "teachers": [ids], "last": F, "folder": F}    trained
     {"do": "evaluate", "snapshot": PATH}                          evaluated
 
-Before the first command it reports ``ready``; in between ``progress``; and ``failed`` before it ends with an error.
+``last`` is the folder of the last committed round, for training that diverges. Before the first command it reports
+``ready``; in between ``progress``, and ``warning`` with a sentence for the log; and ``failed`` before it ends with an
+error.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -39,6 +43,7 @@ from crad_p2p.data.partition import data_digest, make_splits
 from crad_p2p.device import resolve_device
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
+from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.memory import peak_rss_bytes
@@ -46,6 +51,8 @@ from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, lay
 
 #: Seconds between two progress events of one phase.
 _PROGRESS_INTERVAL = 0.2
+#: Fail points in the middle of a phase.
+_MIDDLE = {"teachers": "teaching", "train": "training"}
 
 
 class Learner:
@@ -69,6 +76,7 @@ class Learner:
             device=device,
             folder=arguments.scratch,
             progress=self.progress,
+            warn=lambda text: self.emit("warning", message=text),
         )
         classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
         archs = {peer.arch for peer in federation.peers}
@@ -89,6 +97,8 @@ class Learner:
 
     def progress(self, phase: str, step: int, steps: int) -> None:
         """Report progress, not too often, but each new phase and its last step."""
+        if phase in _MIDDLE and 2 * step >= steps:
+            fail_point(_MIDDLE[phase], self._client.round + 1)
         now = time.monotonic()
         last_phase, last_time = self._last_progress
         if phase != last_phase or step == steps or now - last_time >= _PROGRESS_INTERVAL:
@@ -106,22 +116,22 @@ class Learner:
             case "open":
                 self._client.open_round()
                 self._teacher_seconds = 0.0
+                fail_point("opened", self._client.round + 1)
             case "teach":
                 self._teach(Manifest.from_bytes(Path(command["manifest"]).read_bytes()), Path(command["snapshot"]))
             case "train":
                 start = time.monotonic()
-                log = self._client.train(command["teachers"])
+                last = Path(command["last"])
+                with _undamaged(last):
+                    log = self._client.train(command["teachers"], lambda: _read_round(last))
                 self._finish_round(log, time.monotonic() - start, Path(command["folder"]))
             case "evaluate":
                 evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
                 self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=peak_rss_bytes())
 
     def _restore(self, number: int, folder: Path) -> None:
-        snapshot, checkpoint = ((folder / name).read_bytes() for name in (SNAPSHOT_FILE, CHECKPOINT_FILE))
-        try:
-            self._client.restore(number, snapshot, checkpoint)
-        except SnapshotError as error:
-            raise LearnerFailedError(f"{folder} is damaged: {error}; restore the state directory's disk") from None
+        with _undamaged(folder):
+            self._client.restore(number, *_read_round(folder))
         self.emit("restored", round=number)
 
     def _teach(self, manifest: Manifest, path: Path) -> None:
@@ -132,15 +142,19 @@ class Learner:
         except SnapshotError as error:
             reason = str(error)
         self._teacher_seconds += time.monotonic() - start
+        fail_point("taught", self._client.round + 1)
         self.emit("taught", peer=manifest.peer, round=manifest.round, usable=reason is None, reason=reason)
 
     def _finish_round(self, log: EpochLog, train_seconds: float, folder: Path) -> None:
-        start = time.monotonic()
+        start, number = time.monotonic(), self._client.round
+        fail_point("trained", number)
         statistics = self._client.validate()
+        fail_point("validated", number)
         snapshot = self._client.snapshot()
         (folder / SNAPSHOT_FILE).write_bytes(snapshot)
+        fail_point("snapshot-written", number)
         (folder / CHECKPOINT_FILE).write_bytes(self._client.checkpoint())
-        number = self._client.round
+        fail_point("checkpoint-written", number)
         due = self._federation.evaluates_after(number)
         self.emit(
             "trained",
@@ -158,6 +172,19 @@ class Learner:
             },
             peak_rss_bytes=peak_rss_bytes(),
         )
+
+
+def _read_round(folder: Path) -> tuple[bytes, bytes]:
+    return (folder / SNAPSHOT_FILE).read_bytes(), (folder / CHECKPOINT_FILE).read_bytes()
+
+
+@contextmanager
+def _undamaged(folder: Path) -> Iterator[None]:
+    """Say of a committed round whose files cannot be used where they lie."""
+    try:
+        yield
+    except SnapshotError as error:
+        raise LearnerFailedError(f"{folder} is damaged: {error}; restore the state directory's disk") from None
 
 
 def main() -> None:

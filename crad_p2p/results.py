@@ -45,6 +45,7 @@ class RoundRecord:
     target_mass: float | None = None
     target_collapsed: float | None = None
     target_top1: float | None = None
+    redone: int = 0
     teachers: tuple[int, ...] = ()
     missing_teachers: tuple[int, ...] = ()
     stale_teachers: tuple[int, ...] = ()

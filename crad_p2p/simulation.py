@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import shutil
 import tempfile
 import time
@@ -28,6 +30,8 @@ from crad_p2p.snapshot import SnapshotError
 OnRound = Callable[[int, Sequence[RoundRecord]], None]
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,15 @@ class _Simulation:
         folder = Path(tempfile.mkdtemp(prefix="crad-simulate-"))
         try:
             yield [
-                Client(self._federation, i, self._dataset, splits[i], device=self._device, folder=folder / str(i))
+                Client(
+                    self._federation,
+                    i,
+                    self._dataset,
+                    splits[i],
+                    device=self._device,
+                    folder=folder / str(i),
+                    warn=functools.partial(logger.warning, "peer %d: %s", i),
+                )
                 for i in ids
             ]
         finally:
@@ -147,7 +159,9 @@ class _Simulation:
                 quarantined.append(teacher.manifest.peer)
         teachers = [each for each in teachers if each.manifest.peer not in quarantined]
         clock.append(time.monotonic())
-        log = client.train([teacher.manifest.peer for teacher in teachers])
+        (own,) = (each.snapshot for each in last if each.manifest.peer == client.id)
+        checkpoint = client.checkpoint()  # training changes the momentum; this is gone when the round is over
+        log = client.train([teacher.manifest.peer for teacher in teachers], lambda: (own, checkpoint))
         clock.append(time.monotonic())
         published = self._publish(client, teachers, quarantined)
         accuracy = None
@@ -164,6 +178,7 @@ class _Simulation:
             target_mass=log.target_mass,
             target_collapsed=log.target_collapsed,
             target_top1=log.target_top1,
+            redone=log.redone,
             teachers=tuple(teacher.manifest.peer for teacher in teachers),
             quarantined_teachers=tuple(quarantined),
             seconds=Seconds(teachers=clock[1] - clock[0], train=clock[2] - clock[1], validate=clock[3] - clock[2]),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from crad_p2p.data.epoch import LocalEpoch
+from crad_p2p.snapshot import SnapshotError
 
 #: Called with (steps done, steps in all).
 Progress = Callable[[int, int], None]
@@ -58,15 +59,21 @@ class PosteriorStore:
             teacher: a frozen model in eval mode.
             batch_size: samples of one forward pass, by default :func:`inference_batch`. Frozen batch norm makes the
                 samples of a batch independent, so it changes the result by rounding only.
+
+        Raises:
+            SnapshotError: the teacher's word on some sample is not finite; learning from it would spoil the student.
         """
         count = len(self._epoch.labels)
         step = batch_size or inference_batch(self._epoch.images)
         path = self._folder / f"{peer}.f32"
+        self._maps.pop(peer, None)  # of an earlier run, whose file is overwritten
         with path.open("wb") as file:
             for start in range(0, count, step):
                 batch = slice(start, min(start + step, count))
-                logits = teacher(self._epoch.pixels(batch))
-                file.write(posterior_of_logits(logits, temperature).cpu().numpy().tobytes())
+                posterior = posterior_of_logits(teacher(self._epoch.pixels(batch)), temperature).cpu()
+                if not bool(torch.isfinite(posterior).all()):
+                    raise SnapshotError("predictions on this peer's images are not finite")
+                file.write(posterior.numpy().tobytes())
                 progress(batch.stop, count)
         shape = (count, self._classes)
         # An empty file cannot be mapped.

@@ -279,7 +279,12 @@ class Node:
                     + [f"round {number} of peer {peer} in place of {last}" for peer, number in decision.stale]
                 ),
             )
-        self._command("train", teachers=list(decision.teachers), folder=str(self._store.staging_dir(decision.round)))
+        self._command(
+            "train",
+            teachers=list(decision.teachers),
+            last=str(self._store.round_dir(last)),
+            folder=str(self._store.staging_dir(decision.round)),
+        )
         fail_point("train-sent", decision.round)
 
     async def _rejoin(self, number: int) -> None:
@@ -359,6 +364,9 @@ class Node:
                 step, steps = done * steps + step, teachers * steps
             self._status.update(phase=phase, step=step, steps=steps)
             return None
+        if kind == "warning":
+            logger.warning("%s", message["message"])
+            return None
         if kind == "ready":
             self._learner = process
             return self._learner_ready(message)
@@ -424,6 +432,7 @@ class Node:
             target_mass=log["target_mass"],
             target_collapsed=log["target_collapsed"],
             target_top1=log["target_top1"],
+            redone=log["redone"],
             teachers=tuple(each.peer for each in work.consumed),
             missing_teachers=manifest.missing,
             stale_teachers=tuple(peer for peer, _ in work.train.stale) if work.train else (),

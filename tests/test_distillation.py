@@ -272,6 +272,11 @@ def client_of(folder: Path, train: int, arch: str = "resnet18@0.1", held: int = 
     return Client(federation, 0, data, split, device=CPU, folder=folder)
 
 
+def never() -> tuple[bytes, bytes]:
+    """The last good round, of tests in which training must not diverge."""
+    pytest.fail("training diverged")
+
+
 def run_round(folder: Path, train: int, *, teachers: int, arch: str = "resnet18@0.1") -> tuple[Client, bytes, EpochLog]:
     client = client_of(folder, train, arch)
     client.initialise()
@@ -292,7 +297,7 @@ def run_round(folder: Path, train: int, *, teachers: int, arch: str = "resnet18@
             quarantined=(),
         )
         client.teach(manifest, before)
-    log = client.train(list(range(1, teachers + 1)))
+    log = client.train(list(range(1, teachers + 1)), never)
     assert client.round == 1
     return client, before, log
 

@@ -467,6 +467,59 @@ def test_peers_with_different_data_both_say_so_and_end(tmp_path: Path, start: Ca
         assert_one_sentence(each.output, code, ExitCode.PEERS_DISAGREE, sentence)
 
 
+# --- training that diverges -------------------------------------------------------------------------------------------
+
+#: A step multiplies every weight by 1 - rate * decay: of 1000, 100, 10 and 1 only the last leaves them in bounds.
+_DIVERGING = {"batch_size": 4, "weight_decay": 1.0, "learning_rate": 1e3}
+
+
+def test_rounds_that_diverge_are_redone_and_give_the_bytes_of_the_simulation(
+    tmp_path: Path, start: Callable[..., Peer]
+) -> None:
+    peers = [{"id": i, "address": f"127.0.0.1:{free_port()}", "arch": "cnn6@0.125"} for i in (0, 1)]
+    path = federation_file(tmp_path, peers=peers, rounds=3, training=_DIVERGING)
+    running = [start("--id", str(i), "--peers", str(path), state=tmp_path / f"state{i}") for i in (0, 1)]
+    until(lambda: "round 2: training diverged" in running[0].output, "peer 0 redoes a round")
+    os.kill(running[0].learner(), signal.SIGKILL)
+    federation = load_federation(path)
+    dataset = load_dataset(federation.data, seed=federation.seed, data_dir=tmp_path)
+    _, simulated = simulate(federation, dataset, device=torch.device("cpu"), threads=1)
+    for i, each in enumerate(running):
+        assert each.ended() == ExitCode.COMPLETE, each.output
+        expected = [(r.round, r.redone, r.snapshot_sha256, r.train_loss) for r in simulated if r.peer == i]
+        assert [redone for _, redone, _, _ in expected] == [3, 3, 3]
+        assert [(r.round, r.redone, r.snapshot_sha256, r.train_loss) for r in each.history()] == expected
+        for number, attempt, rate in ((1, 1, 100), (3, 2, 10)):
+            assert (
+                f" peer {i} WARNING round {number}: training diverged (the loss is nan); redone from round "
+                f"{number - 1} at learning rate {rate}, attempt {attempt} of 3\n"
+            ) in each.output
+    assert "WARNING the learner process was killed by SIGKILL; starting it again" in running[0].output
+
+
+def test_a_peer_that_diverges_at_every_learning_rate_ends_and_publishes_nothing(
+    tmp_path: Path, start: Callable[..., Peer]
+) -> None:
+    path = federation_file(tmp_path, training={**_DIVERGING, "learning_rate": 1e4})
+    good: dict[str, bytes] = {}
+    for _ in range(2):  # another start finds the last good round as it was, and ends the same way
+        peer = start("--id", "0", "--peers", str(path))
+        sentence = (
+            "peer 0: training of round 1 diverged at each of the learning rates 10000, 1000, 100, 10 "
+            r"\(the last time: .*\); nothing after round 0 was published\. .*a training\.learning_rate below 10000"
+        )
+        code = peer.ended()
+        assert_one_sentence(peer.output, code, ExitCode.LEARNER_FAILED, sentence)
+        assert peer.output.count("WARNING round 1: training diverged") == 3
+        assert "round 1 of 2 is published" not in peer.output
+        assert [path.name for path in peer.state.glob("rounds/[0-9]*")] == ["000000"]
+        files = {path.name: path.read_bytes() for path in peer.state.glob("rounds/000000/*")}
+        assert {"snapshot.safetensors", "checkpoint.safetensors", "manifest.json"} <= files.keys()
+        assert good in ({}, files)
+        good = files
+        assert peer.history() == []
+
+
 # --- a learner that ends at a chosen moment ---------------------------------------------------------------------------
 
 
@@ -510,7 +563,7 @@ class ScriptedLearner:
             "sha256": hashlib.sha256(b"snapshot").hexdigest(),
             "statistics": {"counts": [1, 1], "hits": [1, 0], "predicted": [2, 0]},
             "global_accuracy": None,
-            "log": {"loss": 1.0, "target_mass": None, "target_collapsed": None, "target_top1": None},
+            "log": {"loss": 1.0, "target_mass": None, "target_collapsed": None, "target_top1": None, "redone": 0},
             "seconds": {"teachers": 0.0, "train": 0.0, "validate": 0.0},
             "peak_rss_bytes": 1,
         }

@@ -284,11 +284,16 @@ def opened(folder: Path, **method: Any) -> Client:
     return client
 
 
+def never() -> tuple[bytes, bytes]:
+    """The last good round, of tests in which training must not diverge."""
+    pytest.fail("training diverged")
+
+
 def after_round(folder: Path, arrivals: list[int], taught: list[int], **method: Any) -> bytes:
     client = opened(folder, **method)
     for peer in arrivals:
         client.teach(*published(peer))
-    client.train(taught)
+    client.train(taught, never)
     return client.snapshot()
 
 
@@ -364,7 +369,7 @@ def test_a_peer_that_teaches_again_replaces_what_it_taught(tmp_path: Path, monke
     client.teach(first, weights.encode(altered))
     client.teach(*published(2))
     client.teach(*published(1))
-    client.train([1, 2])
+    client.train([1, 2], never)
     assert client.snapshot() == expected
     assert calls[0][1][0].tolist() == list(published(1)[0].statistics.counts)
 
@@ -385,7 +390,7 @@ def test_one_teacher_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.
         client.teach(*published(peer))
         assert not any(reference() is not None for reference in loaded[-1])
     assert len(loaded) == 4
-    client.train(list(TEACHERS))
+    client.train(list(TEACHERS), never)
 
 
 def test_teaching_leaves_the_student_alone(tmp_path: Path) -> None:
@@ -414,25 +419,59 @@ def test_a_teacher_that_must_not_be_used(tmp_path: Path) -> None:
     for bad in (*values, snapshot[:-1], published(5)[1], b""):
         with pytest.raises(SnapshotError):
             client.teach(manifest, bad)
-    client.train([1])
+    client.train([1], never)
     assert client.snapshot() == after_round(tmp_path / "other", [1], [1])
+
+
+def hostile_snapshot() -> bytes:
+    """Weights within the bounds and finite logits on noise, but not where nine dark pixels lie together."""
+    model = build_model("cnn6@0.1", classes=CLASSES, channels=1)
+    tensors = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    for name, value in tensors.items():
+        if name == "convolutions.0.weight":
+            value.fill_(-1)
+        elif name == "norms.0.bias":
+            value.fill_(-17)
+        elif name.endswith("weight"):
+            value.fill_(1 if name == "norms.0.weight" else 1e6)
+        elif name == "norms.0.running_var":
+            value.fill_(1)
+    return weights.encode(tensors)
+
+
+def test_a_teacher_that_is_not_finite_on_real_images_only(tmp_path: Path) -> None:
+    """It would pass every other check, and then no learning rate would help the student."""
+    data = dataset()
+    data.train.images[7] = 0
+    client = Client(federation(), 3, data, SPLIT, device=CPU, folder=tmp_path)
+    client.initialise()
+    client.open_round()
+    client.teach(*published(1))
+    manifest, snapshot = published(5)[0].model_copy(update={"arch": "cnn6@0.1"}), hostile_snapshot()
+    for peer in (1, 5):  # 1 has taught already
+        with pytest.raises(SnapshotError, match="predictions on this peer's images are not finite"):
+            client.teach(manifest.model_copy(update={"peer": peer}), snapshot)
+    with pytest.raises(KeyError):
+        client.train([1], never)
+    client.teach(*published(1))
+    assert client.train([1], never).redone == 0
 
 
 def test_a_round_must_be_open(tmp_path: Path) -> None:
     client = opened(tmp_path)
-    client.train([])
+    client.train([], never)
     with pytest.raises(RuntimeError, match="open_round"):
         client.teach(*published(1))
     with pytest.raises(RuntimeError, match="open_round"):
-        client.train([])
+        client.train([], never)
     client.open_round()
     with pytest.raises(KeyError):
-        client.train([1])  # it did not teach this round
+        client.train([1], never)  # it did not teach this round
     client.teach(*published(1))
     client.open_round()  # once more from the start
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     with pytest.raises(KeyError):
-        client.train([1])
+        client.train([1], never)
 
 
 def test_progress_is_told_phase_by_phase(tmp_path: Path) -> None:
@@ -443,7 +482,7 @@ def test_progress_is_told_phase_by_phase(tmp_path: Path) -> None:
     client.initialise()
     client.open_round()
     client.teach(*published(1))
-    client.train([1])
+    client.train([1], never)
     client.validate()
     client.evaluate(client.snapshot())
     training = [("train", step, 6) for step in range(1, 7)]
@@ -454,7 +493,7 @@ def test_the_scratch_folder_is_empty_after_training_and_gone_after_closing(tmp_p
     client = opened(tmp_path / "scratch")
     client.teach(*published(1))
     assert [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
-    client.train([1])
+    client.train([1], never)
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     client.close()
     assert not (tmp_path / "scratch").exists()
