@@ -324,7 +324,7 @@ class Node:
 
     def _learner_arguments(self) -> list[str]:
         arguments = ["--id", str(self._id), "--peers", str(self._host.peers_file), "--device", self._host.device]
-        arguments += ["--scratch", str(self._host.state_dir / "scratch")]
+        arguments += ["--scratch", str(self._store.scratch_dir())]
         if self._host.data_dir is not None:
             arguments += ["--data-dir", str(self._host.data_dir)]
         if self._host.download:
