@@ -37,7 +37,7 @@ from peer.witness import Witness
 logger = logging.getLogger(__name__)
 
 #: Starts of the learner without a finished round in between, after which another is not expected to help.
-_MAX_LEARNER_STARTS = 3
+_MAX_LEARNER_STARTS = 5
 #: Seconds after which an unchanged situation is worth a line in the log.
 _LONG = 30.0
 #: Seconds that watchers get to read the last state.

@@ -106,7 +106,7 @@ class Store:
 
     def kept_rounds(self) -> list[int]:
         """All committed rounds that are here, ascending."""
-        return sorted(int(path.name) for path in self._rounds.iterdir() if path.name.isdigit())
+        return sorted(int(path.name) for path in self._rounds.glob("[0-9]*"))
 
     def check_last_round(self) -> None:
         """See that the last committed round is whole.
