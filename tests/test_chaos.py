@@ -147,7 +147,9 @@ def test_nothing_is_wrong_with_an_undisturbed_run(run: Run) -> None:
 
 def test_a_round_with_other_bytes_than_undisturbed(run: Run) -> None:
     run.spoil(1, 1, snapshot_sha256="f" * 64)
-    assert run.wrong() == [f"peer 1, round 1: its snapshot is ffffffffffff…, undisturbed it is {digest(1, 1)[:12]}…"]
+    expected = f"peer 1, round 1: its snapshot is ffffffffffff…, undisturbed it is {digest(1, 1)[:12]}…"
+    assert expected in run.wrong()
+    assert expected not in run.wrong(compare=False)
 
 
 def test_a_round_that_was_trained_twice(run: Run) -> None:
@@ -170,7 +172,8 @@ def test_skipping_is_for_a_quorum(run: Run) -> None:
 
 
 def test_a_line_of_another_peer(run: Run) -> None:
-    run.spoil(0, 2, peer=1)
+    history = run.stores[0].history()
+    run.write_history(0, [history[0], replace(history[1], peer=1), history[2]])
     assert any("round 2 of peer 1" in each for each in run.wrong())
 
 
