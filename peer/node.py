@@ -23,7 +23,7 @@ from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, layout_from_json
 from peer import barrier as b
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits, require_loopback
-from peer.intake import Intake
+from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
 from peer.link import Link
 from peer.server import PeerServicer, start_server
@@ -351,6 +351,7 @@ class Node:
         self._status.update(
             round=number,
             manifest=manifest.to_bytes(),
+            manifest_sha256=document_digest(manifest.to_bytes()),
             validation_accuracy=manifest.statistics.accuracy,
             **known,
         )
@@ -424,7 +425,7 @@ class Node:
         if state is None or state.round != number:
             return None
         try:
-            return self._intake.manifest(state.manifest, peer, number)
+            return self._intake.manifest(state.manifest, peer, number, sha256=state.manifest_sha256)
         except SnapshotError as error:
             logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
             return None

@@ -19,6 +19,7 @@ from crad_p2p.snapshot import SNAPSHOT_FILE
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
 from peer.hello import describe_disagreement
+from peer.intake import document_digest
 from peer.status import Status
 from peer.store import Store
 
@@ -52,7 +53,8 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
 
     async def GetManifest(self, request: peer_pb2.GetManifestRequest, context: Context) -> peer_pb2.GetManifestReply:
         manifest = await self._published(request.peer, request.round, context)
-        return peer_pb2.GetManifestReply(document=manifest.to_bytes())
+        document = manifest.to_bytes()
+        return peer_pb2.GetManifestReply(document=document, manifest_sha256=document_digest(document))
 
     async def GetSnapshot(
         self, request: peer_pb2.GetSnapshotRequest, context: Context

@@ -31,12 +31,13 @@ class WatchRequest(_message.Message):
     def __init__(self, progress: bool = ...) -> None: ...
 
 class PeerState(_message.Message):
-    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
+    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "manifest_sha256", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_FIELD_NUMBER: _ClassVar[int]
     DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -48,13 +49,14 @@ class PeerState(_message.Message):
     data_digest: str
     leaving: bool
     manifest: bytes
+    manifest_sha256: str
     phase: str
     step: int
     steps: int
     explanation: str
     validation_accuracy: float
     global_accuracy: float
-    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., manifest_sha256: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("peer", "round")
@@ -65,10 +67,12 @@ class GetManifestRequest(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class GetManifestReply(_message.Message):
-    __slots__ = ("document",)
+    __slots__ = ("document", "manifest_sha256")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     document: bytes
-    def __init__(self, document: _Optional[bytes] = ...) -> None: ...
+    manifest_sha256: str
+    def __init__(self, document: _Optional[bytes] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ("peer", "round", "sha256", "offset")
