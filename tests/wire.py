@@ -6,7 +6,6 @@ import asyncio
 import functools
 import hashlib
 import random
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from processes import free_port
 
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
@@ -38,26 +38,19 @@ SIZE = len(SNAPSHOT)
 WAITS = Waits(connect=5.0, no_progress=5.0)
 
 
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]], *, seconds: float = 40.0) -> Callable[..., None]:
     """Run an asynchronous test; one that hangs fails."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 40))
+        asyncio.run(asyncio.wait_for(test(**fixtures), seconds))
 
     return run
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def federation(port: int, **changes: Any) -> Federation:
-    """Peers 0 and 1; ``port`` is where the calling side finds peer 1."""
-    addresses = {ME: "localhost:1", PEER: f"127.0.0.1:{port}"}
+def federation(port: int, *, host: str = "127.0.0.1", **changes: Any) -> Federation:
+    """Peers 0 and 1; ``host`` and ``port`` are where the calling side finds peer 1."""
+    addresses = {ME: "localhost:1", PEER: f"{host}:{port}"}
     peers = [{"id": i, "address": address, "arch": "cnn6"} for i, address in addresses.items()]
     return build_federation({"federation": "link-test", "peers": peers, **changes}, "test")
 
@@ -121,8 +114,8 @@ class Remote:
         document = manifest_of(number).to_bytes()
         self.status.update(round=number, manifest=document, manifest_sha256=document_digest(document))
 
-    async def start(self) -> None:
-        self._server = await start_server(f"127.0.0.1:{self.port}", self.servicer)
+    async def start(self, host: str = "127.0.0.1") -> None:
+        self._server = await start_server(f"{host}:{self.port}", self.servicer)
 
     async def stop(self) -> None:
         if self._server is not None:
