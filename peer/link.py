@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,13 @@ _FIRST_DELAY = 0.1
 #: Seconds between two tries. An attempt to connect may have taken four when the link heals, and traffic resumes within
 #: five; but who sends what must not be used is not asked again so soon.
 _LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
+#: The peer's own word, or a connection of which gRPC knows that it is lost.
+_CONNECTION_IS_FINE = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.UNAVAILABLE,
+)
 
 
 class Link:
@@ -61,11 +68,10 @@ class Link:
         self._has_agreed = False
         self._difference: str | None = None  # found in the last greeting
         self._last_heard = 0.0  # when something came, on whatever call
-        self._channel = dial(self._address)
-        self._stub = peer_pb2_grpc.PeerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._line = _Line(self._address)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._line.channel.close()
 
     async def watch(self) -> None:
         """Follow the peer's state; returns when it has left for good.
@@ -75,12 +81,12 @@ class Link:
         """
         async for attempt in _attempts():
             try:
-                with self._call():
-                    await self._hello()
+                async with self._call() as stub:
+                    await self._hello(stub)
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
-                with self._call():
-                    if await self._follow():
+                async with self._call() as stub:
+                    if await self._follow(stub):
                         return
                 reason = "it ended the stream"
             except _CallError as error:
@@ -97,8 +103,8 @@ class Link:
         request = peer_pb2.GetManifestRequest(peer=self.peer, round=number)
         async for attempt in _attempts():
             try:
-                with self._call():
-                    reply = await self._answer(self._stub.GetManifest(request, timeout=self._waits.connect))
+                async with self._call() as stub:
+                    reply = await self._answer(stub.GetManifest(request, timeout=self._waits.connect))
                 return intake.manifest(reply.document, self.peer, number, sha256=reply.manifest_sha256)
             except _CallError as error:
                 is_repeated = attempt.failed(
@@ -124,8 +130,8 @@ class Link:
         what = f"snapshot of round {manifest.round} of peer {self.peer}"
         async for attempt in _attempts():
             try:
-                with self._call():
-                    await self._download(manifest, partial)
+                async with self._call() as stub:
+                    await self._download(stub, manifest, partial)
                 await self._check(intake, partial, manifest)
                 partial.rename(path)
                 return
@@ -142,8 +148,8 @@ class Link:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    async def _hello(self) -> None:
-        call = self._stub.Hello(greeting(self._federation, self._own_id), timeout=self._waits.connect)
+    async def _hello(self, stub: Any) -> None:
+        call = stub.Hello(greeting(self._federation, self._own_id), timeout=self._waits.connect)
         reply = await self._answer(call)
         if reply.peer == self.peer:
             difference = describe_disagreement(reply, self._federation, self._own_id)
@@ -163,16 +169,36 @@ class Link:
                 f"both the same federation file and software version"
             )
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Turn whatever ends a call early into :class:`_CallError`."""
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[Any]:
+        """The stub for one call; whatever ends it early is turned into :class:`_CallError`.
+
+        A failure that is neither the peer's own word nor a connection known to be lost can be that of a connection
+        that is out of step, and will be for ever: the next call gets another one. What still moves on this one goes on.
+        """
+        line = self._line
+        line.calls += 1
         try:
-            yield
+            yield line.stub
         except grpc.aio.AioRpcError as error:
+            if error.code() not in _CONNECTION_IS_FINE:
+                self._redial(line)
             name = error.code().name.lower().replace("_", " ")
             raise _CallError(f"{name} ({printable(error.details() or '', 200)})", error.code()) from None
         except TimeoutError:
+            self._redial(line)
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
+        except _CallError:
+            self._redial(line)
+            raise
+        finally:
+            line.calls -= 1
+            if line is not self._line and not line.calls:
+                await line.channel.close()
+
+    def _redial(self, line: _Line) -> None:
+        if line is self._line:
+            self._line = _Line(self._address)
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         """What the peer answers. gRPC gives None for bytes that are no message of the right kind."""
@@ -185,9 +211,9 @@ class Link:
     async def _next(self, call: Any, sign_of_life: Callable[[], float] | None = None) -> Any:
         return await within(self._waits.no_progress, self._answer(call.read()), sign_of_life)
 
-    async def _follow(self) -> bool:
+    async def _follow(self, stub: Any) -> bool:
         """Pass on every state of the peer; whether it has said that it leaves."""
-        call = self._stub.Watch(peer_pb2.WatchRequest())
+        call = stub.Watch(peer_pb2.WatchRequest())
         try:
             # On a slow link that is busy with a transfer, states come late, and the transfer shows that it is alive.
             while (state := await self._next(call, sign_of_life=lambda: self._last_heard)) is not grpc.aio.EOF:
@@ -208,7 +234,7 @@ class Link:
             partial.rename(partial.with_suffix(".refused"))  # kept aside as evidence
             raise
 
-    async def _download(self, manifest: Manifest, partial: Path) -> None:
+    async def _download(self, stub: Any, manifest: Manifest, partial: Path) -> None:
         """Append to ``partial`` what is missing.
 
         Raises:
@@ -218,7 +244,7 @@ class Link:
         request = peer_pb2.GetSnapshotRequest(
             peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset
         )
-        call = self._stub.GetSnapshot(request)
+        call = stub.GetSnapshot(request)
         try:
             with partial.open("ab") as file:
                 while (chunk := await self._next(call)) is not grpc.aio.EOF:
@@ -241,6 +267,15 @@ class Link:
                 f"round {number} of peer {self.peer} is needed here, but it answers: {error}; one of the two "
                 f"lost its latest rounds (an older state directory, perhaps): put back the newer one"
             )
+
+
+class _Line:
+    """One channel to the peer, and how many calls are on it."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = dial(address)
+        self.stub = peer_pb2_grpc.PeerStub(self.channel)  # type: ignore[no-untyped-call]
+        self.calls = 0
 
 
 class _CallError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -24,6 +25,9 @@ from peer.status import Status
 from peer.store import Store
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two tries to listen again.
+_REBIND = 0.1
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -98,25 +102,68 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
             raise  # not reached: abort raises
 
 
-async def start_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
+class Server:
+    """A running gRPC server that is started again should it break.
+
+    One call whose method name is not UTF-8, be it of malice or of a flipped bit, ends a ``grpc.aio`` server for good.
+    """
+
+    def __init__(self, listen: str, servicer: PeerServicer) -> None:
+        self._listen = listen
+        self._servicer = servicer
+        self._is_stopping = False
+        self._supervision: asyncio.Task[None]
+
+    async def start(self) -> None:
+        self._server = await self._bound()
+        self._supervision = asyncio.create_task(self._supervise())
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and give those that run so many seconds."""
+        self._is_stopping = True
+        await self._server.stop(grace)
+        await self._supervision
+
+    async def _bound(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        peer_pb2_grpc.add_PeerServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+        host, _, port = self._listen.rpartition(":")
+        numeric = "127.0.0.1" if host == "localhost" else host
+        try:
+            bound = server.add_insecure_port(f"{numeric}:{port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise PortTakenError(
+                f"cannot listen on {self._listen}: the port is taken by another process, or the address is not of this "
+                f"machine; free the port, or give another address with --listen"
+            )
+        await server.start()
+        return server
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await self._server.wait_for_termination()
+            except Exception as error:  # of any kind: whatever it was, the others need this server
+                logger.warning("a call that cannot be read has ended the server (%s); starting it again", error)
+            while not self._is_stopping:
+                try:
+                    self._server = await self._bound()
+                    break
+                except PortTakenError:  # the broken server is about to let it go
+                    await asyncio.sleep(_REBIND)
+            else:
+                return
+
+
+async def start_server(listen: str, servicer: PeerServicer) -> Server:
     """Bind and serve.
 
     Raises:
         PortTakenError: another process listens there, or the address is not of this machine.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    peer_pb2_grpc.add_PeerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    host, _, port = listen.rpartition(":")
-    numeric = "127.0.0.1" if host == "localhost" else host
-    try:
-        bound = server.add_insecure_port(f"{numeric}:{port}")
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise PortTakenError(
-            f"cannot listen on {listen}: the port is taken by another process, or the address is not of this machine; "
-            f"free the port, or give another address with --listen"
-        )
+    server = Server(listen, servicer)
     await server.start()
     logger.info("listening on %s", listen)
     return server

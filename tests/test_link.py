@@ -638,6 +638,115 @@ async def test_a_slow_transfer_that_moves_is_never_cut(tmp_path: Path) -> None:
         assert remote.servicer.offsets == [0]
 
 
+@in_loop
+async def test_a_call_that_cannot_be_read_does_not_end_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        for _ in range(2):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{remote.port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await channel.unary_unary(b"/crad.v1.\xb1eer/Hello")(b"", timeout=5)
+            await until(lambda: "starting it again" in caplog.text)
+            caplog.clear()
+            assert (await stub.Hello(peer_pb2.HelloRequest(), timeout=5, wait_for_ready=True)).peer == PEER
+
+
+@in_loop
+async def test_answers_that_are_no_messages_are_asked_for_again(tmp_path: Path) -> None:
+    def garbling(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The first message of each method is none."""
+        seen: list[None] = []
+
+        def serialize(message: Any) -> bytes:
+            seen.append(None)
+            return b"\xff\xff" if len(seen) == 1 else message.SerializeToString()
+
+        return handler._replace(response_serializer=serialize)
+
+    class Garbling(grpc.aio.ServerInterceptor):
+        def __init__(self) -> None:
+            self.handlers: dict[str, Any] = {}
+
+        async def intercept_service(self, continuation: Any, details: Any) -> Any:
+            name = details.method
+            if name not in self.handlers:
+                self.handlers[name] = garbling(await continuation(details))
+            return self.handlers[name]
+
+    remote = Remote(tmp_path / "remote")
+    await remote.publish(0)
+    server = grpc.aio.server(interceptors=[garbler := Garbling()])
+    peer_pb2_grpc.add_PeerServicer_to_server(remote.servicer, server)  # type: ignore[no-untyped-call]
+    assert server.add_insecure_port(f"127.0.0.1:{remote.port}") == remote.port
+    await server.start()
+    witness = Witness()
+    link = witness.link(remote.port)
+    watching = asyncio.create_task(link.watch())
+    try:
+        await witness.state_with(lambda state: state.round == 0)
+        await link.snapshot(await link.manifest(0, INTAKE), tmp_path / "1.safetensors", INTAKE)
+    finally:
+        await stopped(watching)
+        await link.close()
+        await server.stop(grace=0)
+        remote.close()
+    assert (tmp_path / "1.safetensors").read_bytes() == SNAPSHOT
+    assert len(garbler.handlers) == 4
+
+
+@in_loop
+async def test_a_damaged_manifest_is_refused_and_asked_for_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class DamagedAtFirst(Noting):
+        calls = 0
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.calls += 1
+            reply = await super().GetManifest(request, context)
+            if self.calls == 1:
+                reply.document = reply.document.replace(b'"predicted":[1,1]', b'"predicted":[1,9]')
+            return reply
+
+    async with serving(tmp_path, DamagedAtFirst) as remote, linked(remote.port) as link:
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        assert remote.servicer.calls == 2
+    assert "manifest of round 0 of peer 1 refused: manifest has sha256" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", ["Hello", "GetManifest"])
+@in_loop
+async def test_one_answer_that_would_end_the_run_is_asked_for_again(tmp_path: Path, damaged: str) -> None:
+    """What was asked, or the answer, may have been damaged on the way."""
+
+    class WrongAtFirst(Noting):
+        hellos = manifests = 0
+
+        async def Hello(self, request: Any, context: Any) -> peer_pb2.HelloReply:
+            self.hellos += 1
+            reply = await super().Hello(request, context)
+            if damaged == "Hello" and self.hellos == 1:
+                reply.agreed = reply.agreed.replace(b"3.0", b"3.1", 1)
+            return reply
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.manifests += 1
+            if damaged == "GetManifest" and self.manifests == 1:
+                request.peer = 65
+            return await super().GetManifest(request, context)
+
+    witness = Witness()
+    async with serving(tmp_path, WrongAtFirst) as remote:
+        link = witness.link(remote.port)
+        watching = asyncio.create_task(link.watch())
+        await witness.connection(True)
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        await stopped(watching)
+        await link.close()
+        assert (remote.servicer.hellos, remote.servicer.manifests) == ((2, 1) if damaged == "Hello" else (1, 2))
+
+
 # --- what is not there ------------------------------------------------------------------------------------------------
 
 
@@ -718,7 +827,7 @@ async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
             await start_server(f"192.0.2.1:{free_port()}", remote.servicer)
 
 
-@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTPS_PROXY"])
 @in_loop
 async def test_proxies_of_the_environment_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 from processes import free_port
 
 from crad_p2p.federation import Federation, build_federation
@@ -23,7 +21,7 @@ from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import LARGEST_CHUNK_BYTES, Waits, dial
 from peer.intake import Intake, document_digest
 from peer.link import Link
-from peer.server import PeerServicer, start_server
+from peer.server import PeerServicer, Server, start_server
 from peer.status import Status
 from peer.store import Store
 
@@ -98,7 +96,7 @@ class Remote:
         self._federation = federation(self.port)
         self.store.open(self._federation, peer_id)
         self._peer_id = peer_id
-        self._server: grpc.aio.Server | None = None
+        self._server: Server | None = None
         self._kind = kind
         self.configure(**changes)
 
