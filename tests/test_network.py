@@ -9,8 +9,12 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ import torch
 from processes import Peer, federation_file, free_port
 from wire import (
     INTAKE,
+    LAYOUT,
     SIZE,
     SNAPSHOT,
     Remote,
@@ -37,8 +42,11 @@ from crad_p2p.errors import ExitCode
 from crad_p2p.federation import load_federation
 from crad_p2p.simulation import simulate
 from launch.proxy import Proxy
-from peer.channels import CLIENT_OPTIONS, Waits
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import CHUNK_BYTES, CLIENT_OPTIONS, Waits
+from peer.intake import Intake, document_digest
 from peer.link import Link
+from peer.node import Host, Node
 
 #: Seconds until a silent cut is noticed, as configured, and at most, on a machine that has other work too.
 NOTICED = (dict(CLIENT_OPTIONS)["grpc.keepalive_time_ms"] + dict(CLIENT_OPTIONS)["grpc.http2.ping_timeout_ms"]) / 1000
@@ -159,17 +167,30 @@ async def cut(it: Connected, fault: Callable[[Proxy], None], seconds: float) -> 
     return noticed, time.monotonic()
 
 
+async def idle(folder: Path) -> None:
+    """A link that nobody cuts, and on which nothing is said but pings and the peer's heartbeat."""
+    async with connected(folder) as it:
+        await it.witness.state_with(lambda _: True)
+        before = it.proxy.up.received
+        await asyncio.sleep(14)  # several intervals of silence and a ping's wait
+        assert it.proxy.up.received - before >= 3 * 17  # a ping has 17 bytes
+        assert (it.proxy.accepted, it.proxy.present) == (1, 1)
+        assert it.witness.connections.empty()
+
+
 @minutes(2)
-async def test_a_cut_is_noticed_and_traffic_resumes_after_healing(tmp_path: Path) -> None:
+async def test_a_cut_is_noticed_and_traffic_resumes_after_healing_and_an_idle_link_lives_on(tmp_path: Path) -> None:
     cuts = [
         *((black_hole, seconds) for seconds in (3.0, 6.0, 9.0, 11.0, 14.0)),
         *((deaf, seconds) for seconds in (4.0, 10.0, 13.0)),
         *((broken, seconds) for seconds in (0.0, 1.0, 5.0, 12.0)),
     ]
     # Idle, a link is quiet for up to three seconds before its next ping goes out, and may have lost nothing till then.
-    idle = [(fault, seconds) for fault in (black_hole, deaf, mute) for seconds in (8.0, 12.0)]
-    found = await asyncio.gather(
-        *(cut_and_healed(tmp_path, *each) for each in cuts), *(idle_cut_and_healed(tmp_path, *each) for each in idle)
+    idle_cuts = [(fault, seconds) for fault in (black_hole, deaf, mute) for seconds in (8.0, 12.0)]
+    *found, _ = await asyncio.gather(
+        *(cut_and_healed(tmp_path, *each) for each in cuts),
+        *(idle_cut_and_healed(tmp_path, *each) for each in idle_cuts),
+        idle(tmp_path / "idle"),
     )
     for name, noticed, resumed in found:
         print(f"{name}: noticed after {noticed:.1f} s, resumed {resumed:.2f} s after healing")
@@ -178,10 +199,13 @@ async def test_a_cut_is_noticed_and_traffic_resumes_after_healing(tmp_path: Path
         assert resumed < RESUMED + BUSY, name
 
 
-@pytest.mark.parametrize("fault", [black_hole, broken])
 @in_loop
-async def test_a_transfer_cut_at_90_percent_continues_there(tmp_path: Path, fault: Callable[[Proxy], None]) -> None:
-    async with connected(tmp_path / "it") as it:
+async def test_a_transfer_cut_at_90_percent_continues_there(tmp_path: Path) -> None:
+    await asyncio.gather(*(cut_at_90_percent(tmp_path / fault.__name__, fault) for fault in (black_hole, broken)))
+
+
+async def cut_at_90_percent(folder: Path, fault: Callable[[Proxy], None]) -> None:
+    async with connected(folder) as it:
         it.proxy.down.bandwidth = SIZE / 2
         fetching = it.fetch()
         await until(lambda: it.link.bytes_received >= 0.9 * SIZE)
@@ -200,12 +224,15 @@ async def test_a_transfer_cut_at_90_percent_continues_there(tmp_path: Path, faul
 # --- slow links -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("was_fast", [False, True], ids=["slow from the start", "fast before"])
 @in_loop
-async def test_a_transfer_that_moves_on_a_very_slow_link_is_never_cut(tmp_path: Path, was_fast: bool) -> None:
+async def test_a_transfer_that_moves_on_a_very_slow_link_is_never_cut(tmp_path: Path) -> None:
     """At 20 kB/s a chunk takes over three seconds, and what is under way many times the wait for a ping's answer."""
+    await asyncio.gather(slow(tmp_path / "slow", was_fast=False), slow(tmp_path / "fast before", was_fast=True))
+
+
+async def slow(folder: Path, *, was_fast: bool) -> None:
     waits = Waits(no_progress=5.0)  # shorter than the peer's heartbeat: only the transfer shows that it is alive
-    async with connected(tmp_path / "it", waits) as it:
+    async with connected(folder, waits) as it:
         if was_fast:  # windows and buffers are as large as they get
             for _ in range(10):
                 await it.fetch()
@@ -213,17 +240,15 @@ async def test_a_transfer_that_moves_on_a_very_slow_link_is_never_cut(tmp_path: 
             it.offsets.clear()
         it.proxy.down.bandwidth = 20_000
         fetching = it.fetch()
-        start = time.monotonic()
         accepted = it.proxy.accepted
-        await asyncio.sleep(20)  # longer than any wait that might cut it
-        moved = (it.proxy.down.passed, time.monotonic() - start)
+        await asyncio.sleep(16)  # longer than any wait that might cut it
+        assert not fetching.done()
         it.proxy.down.bandwidth = None
         await fetching
         assert it.arrived()
         assert it.offsets == [0]
         assert it.proxy.accepted == accepted
         assert it.witness.connections.empty()  # it never counted as down
-        assert moved[1] < 30  # else the machine was too busy to say anything
 
 
 # --- links that lie ---------------------------------------------------------------------------------------------------
@@ -263,20 +288,6 @@ async def test_flipped_bits_are_never_taken_in_and_the_link_recovers(
         print(f"rate {each}: {flipped} flips, asked {asked} times")
         assert flipped > 0 or each == (1e-7, 0.0)
     assert "snapshot of round 0 of peer 1 refused: sha256 of the file is" in caplog.text
-
-
-# --- idle links, and variables of the environment that mean proxies ---------------------------------------------------
-
-
-@in_loop
-async def test_an_idle_link_lives_on_by_its_pings(tmp_path: Path) -> None:
-    async with connected(tmp_path / "it") as it:
-        await it.witness.state_with(lambda _: True)
-        before = it.proxy.up.received
-        await asyncio.sleep(14)  # two intervals of silence and a ping's wait
-        assert it.proxy.up.received - before >= 3 * 17  # a ping has 17 bytes
-        assert (it.proxy.accepted, it.proxy.present) == (1, 1)
-        assert it.witness.connections.empty()
 
 
 PROXY_VARIABLES = [
@@ -337,3 +348,154 @@ async def test_real_peers_cut_off_in_mid_run_finish_with_the_bytes_of_an_undistu
         assert [record.snapshot_sha256 for record in each.history()] == digests
         assert len(digests) == rounds
         assert "Traceback" not in each.output
+
+
+def test_a_damaged_manifest_in_a_peers_state_is_not_used(tmp_path: Path) -> None:
+    federation = load_federation(federation_file(tmp_path, peers=[peer_entry(i) for i in (0, 1)]))
+    host = Host(0, tmp_path / "peers.yaml", "127.0.0.1:1", tmp_path / "state", None, False, "cpu", 1)
+    node = Node(federation, host)
+    node._intake = Intake(federation, {"cnn6": LAYOUT}, classes=2)
+    manifest = manifest_of(0).model_copy(update={"run": federation.digest()})
+    document = manifest.to_bytes()
+    state = peer_pb2.PeerState(round=0, manifest=document, manifest_sha256=document_digest(document))
+    node._latest_states[1] = state
+    assert node._watched_manifest(1, 0) == manifest
+    state.manifest = document.replace(b'"predicted":[1,1]', b'"predicted":[1,9]')
+    assert node._watched_manifest(1, 0) is None
+
+
+def peer_entry(peer_id: int) -> dict[str, Any]:
+    return {"id": peer_id, "address": f"127.0.0.1:{7400 + peer_id}", "arch": "cnn6"}
+
+
+# --- network namespaces: an address for each peer, and the kernel's own TCP over a cut --------------------------------
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+class Switch:
+    """A bridge on this host, and peers in namespaces of their own that are plugged into it and can be unplugged."""
+
+    def __init__(self) -> None:
+        self._tag = f"{os.getpid():x}"[-6:]
+        self._bridge = f"cradbr{self._tag}"
+        self._network = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+        self._namespaces: list[str] = []
+
+    def __enter__(self) -> Switch:
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("address", "add", f"{self._network}.1/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+            _ip("netns", "add", f"crad{self._tag}x")
+            self._namespaces.append(f"crad{self._tag}x")
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.__exit__()
+            pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', '') or error}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._namespaces:  # their ends of the cables go with them, and so the other ends
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "delete", self._bridge], check=False, capture_output=True)
+
+    def add(self, number: int) -> tuple[str, str]:
+        """Namespace and address of a new peer."""
+        name, near, inside = f"crad{self._tag}n{number}", self._cable(number), f"cradi{self._tag}{number}"
+        _ip("netns", "add", name)
+        self._namespaces.append(name)
+        _ip("link", "add", near, "type", "veth", "peer", "name", inside)
+        _ip("link", "set", inside, "netns", name)
+        _ip("-n", name, "address", "add", f"{self._network}.{number}/24", "dev", inside)
+        for device in ("lo", inside):
+            _ip("-n", name, "link", "set", device, "up")
+        _ip("link", "set", near, "up")
+        self.plug(number)
+        return name, f"{self._network}.{number}"
+
+    def plug(self, number: int) -> None:
+        _ip("link", "set", self._cable(number), "master", self._bridge)
+
+    def unplug(self, number: int) -> None:
+        """Silently: both ends still have a carrier, and what they send is lost."""
+        _ip("link", "set", self._cable(number), "nomaster")
+
+    def _cable(self, number: int) -> str:
+        return f"cradc{self._tag}{number}"
+
+
+@contextlib.contextmanager
+def served_in(namespace: str, host: str, folder: Path) -> Iterator[int]:
+    """The port of a peer that runs in a namespace and sends ten chunks a second."""
+    code = f"import asyncio, wire; asyncio.run(wire.serve_slowly({str(folder)!r}, {host!r}, 0.1))"
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", namespace, sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=None,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def unplugged_and_back(
+    switch: Switch, number: int, seconds: float, folder: Path
+) -> tuple[float, float | None, float]:
+    """Length of a cut, seconds until it was noticed if it was, and from plugging in until traffic resumed."""
+    namespace, host = switch.add(number)
+    folder.mkdir()
+    with served_in(namespace, host, folder / "remote") as port:
+        witness = Witness()
+        link = witness.link(port, Waits(), host=host)
+        watching = asyncio.create_task(link.watch())
+        path = folder / "1.safetensors"
+        try:
+            await witness.connection(True)
+            fetching = asyncio.create_task(link.snapshot(manifest_of(0), path, INTAKE))
+            await until(lambda: link.bytes_received > 4 * CHUNK_BYTES)
+            start = time.monotonic()
+            switch.unplug(number)
+            noticed = None
+            noticing = asyncio.create_task(since(start, witness.connection(False)))
+            await asyncio.sleep(seconds)
+            if noticing.done():
+                noticed = await noticing
+            await stopped(noticing)
+            before = link.bytes_received
+            switch.plug(number)
+            resumed = await since(time.monotonic(), until(lambda: link.bytes_received > before))
+            await asyncio.wait_for(fetching, 40)
+        finally:
+            await stopped(watching)
+            await link.close()
+    assert path.read_bytes() == SNAPSHOT
+    assert link.bytes_received == SIZE  # it went on at its offset
+    return seconds, noticed, resumed
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces need the command ip")
+@minutes(2)
+async def test_cuts_between_network_namespaces(tmp_path: Path) -> None:
+    with Switch() as switch:
+        found = await asyncio.gather(
+            *(
+                unplugged_and_back(switch, number, seconds, tmp_path / str(number))
+                for number, seconds in ((2, 2.0), (3, 9.0), (4, 14.0))
+            )
+        )
+    for seconds, noticed, resumed in found:
+        print(f"unplugged for {seconds:g} s: noticed after {noticed}, resumed {resumed:.2f} s after plugging in")
+    for seconds, noticed, resumed in found:
+        assert resumed < RESUMED + BUSY
+        assert seconds < NOTICED or (noticed is not None and noticed < NOTICED_AT_MOST)

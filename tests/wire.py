@@ -191,3 +191,19 @@ async def until(test: Callable[[], bool], seconds: float = 15.0) -> None:
     async with asyncio.timeout(seconds):
         while not test():
             await asyncio.sleep(0.02)
+
+
+async def serve_slowly(folder: str, host: str, pause: float) -> None:
+    """Publish round 0 at an address of this machine, print the port, and serve until killed."""
+
+    class Slow(Noting):
+        async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+            async for chunk in super().chunks(request, context):
+                yield chunk
+                await asyncio.sleep(pause)
+
+    remote = Remote(Path(folder), Slow)
+    await remote.publish(0)
+    await remote.start(host)
+    print(remote.port, flush=True)
+    await asyncio.Event().wait()
