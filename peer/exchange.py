@@ -218,7 +218,7 @@ class Exchange:
         if state is None or state.round != number:
             return None
         try:
-            return self._intake.manifest(state.manifest, peer, number)
+            return self._intake.manifest(state.manifest, peer, number, sha256=state.manifest_sha256)
         except SnapshotError as error:
             logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
             return None

@@ -24,11 +24,11 @@ from peer import events as e
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
-from peer.intake import Intake
+from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
 from peer.recorder import Recorder
 from peer.recovery import recover
-from peer.server import PeerServicer, bind_server
+from peer.server import PeerServicer, Server
 from peer.status import Status
 from peer.store import Store
 from peer.waiting import to_the_end, within
@@ -108,7 +108,7 @@ class Node:
         try:
             witness = Witness(self._store.load_seen())
             self._servicer = PeerServicer(self._federation, self._id, self._store, self._status, witness)
-            server = bind_server(self._host.listen, self._servicer)
+            server = Server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
             if self._host.recover:
                 await self._recover()
@@ -131,7 +131,6 @@ class Node:
                 exchange.published(self._store.manifest(number))
             self._show_published()  # before anybody can ask: a peer that says less than it has counts as rolled back
             await server.start()
-            logger.info("listening on %s", self._host.listen)
             await self._take_part(self._store.last_round())
             await self._say_farewell()
             self._say_reservations()
@@ -492,6 +491,7 @@ class Node:
         self._status.update(
             round=number,
             manifest=manifest.to_bytes(),
+            manifest_sha256=document_digest(manifest.to_bytes()),
             busy_seconds=busy,
             validation_accuracy=manifest.statistics.accuracy,
             **known,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from processes import Peer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,3 +17,19 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
+    """Start peers; all of them have ended after the test."""
+    started: list[Peer] = []
+
+    def run(*options: str, state: Path | None = None, **environment: str) -> Peer:
+        state = state or tmp_path / "state"
+        common = ["--state-dir", str(state), "--device", "cpu", "--threads", "1"]
+        started.append(Peer(tmp_path, *options, *common, state=state, **environment))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.end()
