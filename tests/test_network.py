@@ -183,7 +183,7 @@ async def test_a_cut_is_noticed_and_traffic_resumes_after_healing_and_an_idle_li
     cuts = [
         *((black_hole, seconds) for seconds in (3.0, 6.0, 9.0, 11.0, 14.0)),
         *((deaf, seconds) for seconds in (4.0, 10.0, 13.0)),
-        *((broken, seconds) for seconds in (0.0, 1.0, 5.0, 12.0)),
+        *((broken, seconds) for seconds in (0.0, 1.0, 5.0, 15.5)),
     ]
     # Idle, a link is quiet for up to three seconds before its next ping goes out, and may have lost nothing till then.
     idle_cuts = [(fault, seconds) for fault in (black_hole, deaf, mute) for seconds in (8.0, 12.0)]
