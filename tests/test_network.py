@@ -383,6 +383,7 @@ class Switch:
         self._bridge = f"cradbr{self._tag}"
         self._network = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
         self._namespaces: list[str] = []
+        self._cables: list[str] = []
 
     def __enter__(self) -> Switch:
         try:
@@ -397,9 +398,11 @@ class Switch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._namespaces:  # their ends of the cables go with them, and so the other ends
+        for name in self._namespaces:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "delete", self._bridge], check=False, capture_output=True)
+        # A namespace lives on while a connection in it is closing, and its cable with it, unless that is removed.
+        for device in (*self._cables, self._bridge):
+            subprocess.run(["ip", "link", "delete", device], check=False, capture_output=True)
 
     def add(self, number: int) -> tuple[str, str]:
         """Namespace and address of a new peer."""
@@ -407,6 +410,7 @@ class Switch:
         _ip("netns", "add", name)
         self._namespaces.append(name)
         _ip("link", "add", near, "type", "veth", "peer", "name", inside)
+        self._cables.append(near)
         _ip("link", "set", inside, "netns", name)
         _ip("-n", name, "address", "add", f"{self._network}.{number}/24", "dev", inside)
         for device in ("lo", inside):
