@@ -166,6 +166,7 @@ class Node:
                 background += self._exchange.watch()
                 self._learner_task = self._spawn(self._run_learner())
                 await self._pump()
+                await self._exchange.forget_before(federation.rounds + 1)  # nothing is needed any more
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as group:

@@ -289,7 +289,7 @@ def test_a_learner_that_ends_at_every_start_is_given_up(tmp_path: Path, start: C
     code = peer.ended()
     sentence = "the learner process was killed by SIGKILL, 5 times without finishing a round"
     assert_one_sentence(peer.output, code, ExitCode.LEARNER_FAILED, sentence)
-    assert peer.output.count("starting it again") == 2
+    assert peer.output.count("starting it again") == 4
 
 
 def test_a_peer_that_is_stopped_before_its_first_round_ends_at_once(tmp_path: Path, start: Callable[..., Peer]) -> None:
