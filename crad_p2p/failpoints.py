@@ -36,6 +36,7 @@ SERVICE_POINTS = (
     "after-fsync-rounds",
     "before-announce",
     "announced",
+    "half-pruned",
     "pruned",
 )
 #: In the learner.

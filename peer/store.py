@@ -70,7 +70,7 @@ class Store:
                 f"state directory {self.root}: cannot be written ({error.strerror}); choose another with --state-dir"
             ) from None
         self._check_owner(federation, peer_id)
-        for leftover in self._rounds.glob(".staging-*"):
+        for leftover in (*self._rounds.glob(".*"), *self._received.glob(".*")):
             shutil.rmtree(leftover)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class Store:
         for path in own:
             self._manifests.pop(int(path.name), None)
         for path in own + others:
-            shutil.rmtree(path)
+            _delete(path)
 
     # --- received rounds -------------------------------------------------------------------------------------------
 
@@ -345,6 +345,14 @@ class Store:
         if not path.exists():
             return []
         return [RoundRecord.from_line(line) for line in path.read_text().splitlines()]
+
+
+def _delete(folder: Path) -> None:
+    """Remove a directory so that nothing of it is ever seen without the rest, should this process be killed midway."""
+    hidden = folder.with_name(f".old-{folder.name}")
+    folder.rename(hidden)
+    fail_point("half-pruned", int(folder.name))
+    shutil.rmtree(hidden)
 
 
 def _fsync(path: Path, number: int | None = None, name: str = "") -> None:
