@@ -7,6 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+#: Its assertions are to say as much as those of tests.
+pytest.register_assert_rewrite("processes")
+
+#: A learner for tests that is no test.
+collect_ignore = ["light"]
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
