@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import subprocess
 import sys
@@ -16,13 +17,20 @@ from rich.console import Console
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
-from crad_p2p.errors import ConfigurationError, CradError, ExitCode, ReservationsError, UsageError
+from crad_p2p.errors import (
+    ConfigurationError,
+    CradError,
+    ExitCode,
+    PeersDisagreeError,
+    ReservationsError,
+    UsageError,
+)
 from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
-from crad_p2p.results import Summary
+from crad_p2p.results import RoundRecord, Summary
 from launch import template
 from launch.collect import collect, write_results
 from launch.mesh import Mesh, peer_dir
-from launch.quick import Quick, cores, data_directory, default_threads, resolve, write_federation
+from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
 from launch.view import Progress, result_table
 from peer.lock import Lock
 from peer.store import Store
@@ -196,6 +204,79 @@ def init(
     print(f"  crad-peer --id 0 --peers {path}")
 
 
+@app.command()
+def chaos(
+    count: Annotated[int, typer.Option(min=2, help="Number of peers.")] = 5,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds R.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of the faults and of the federation.")] = 0,
+    policy: Annotated[str, typer.Option(help="all or quorum.")] = "all",
+    seconds: Annotated[float, typer.Option(min=0, help="For how long faults go on, at most.")] = 60.0,
+    out: Annotated[Path, typer.Option(help="A new directory for everything.")] = Path("crad-chaos"),
+) -> None:
+    """Kill, stop and cut off real peers at random, mend everything, and check what all of them have written.
+
+    Under policy all every round must have the bytes of an undisturbed run. The seed gives the same faults again.
+
+    Example: crad-mesh chaos --count 5 --seed 7 --out chaos-7
+    """
+    from launch.chaos import Chaos
+    from launch.checker import check
+
+    console = Console()
+    out = out.resolve()
+    _make_directory(out)
+    if any(out.iterdir()):
+        raise UsageError(f"--out {out} is not empty; choose a new directory, so that only this run is checked")
+    federation = build_federation(
+        {
+            "federation": "chaos",
+            "seed": seed,
+            "rounds": rounds,
+            "data": {"dataset": "digits", "samples": 200 * count, "partition": {"alpha": 1.0}},
+            "barrier": {"policy": policy, **({"grace": 2.0} if policy == "quorum" else {})},
+            "peers": [
+                {"id": i, "address": address, "arch": ("resnet18@0.125", "cnn6@0.125")[i % 2]}
+                for i, address in enumerate(free_addresses(count))
+            ],
+        },
+        "the command line",
+    )
+    console.print(f"{count} peers, {rounds} rounds, policy {policy}, faults of seed {seed}; everything in {out}")
+    reference = _undisturbed(console, federation, out) if policy == "all" else None
+    note = functools.partial(console.print, highlight=False, soft_wrap=True)
+    run = Chaos(federation, out, seed=seed, seconds=seconds, note=note)
+    start = time.monotonic()
+    try:
+        with interruptible(f"what there is of the run is in {out}"):
+            report = asyncio.run(run.run())
+    finally:
+        write_results(out, *collect(federation, out, time.monotonic() - start))
+    wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
+    faults = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
+    note(
+        f"Faults: {faults} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
+        f"finished {report.settling_seconds:.0f} s after everything was mended."
+    )
+    if wrong:
+        raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
+    same = "every round has the bytes of the undisturbed run" if reference else "all histories agree"
+    note(f"Nothing is wrong: {same}, and the recorded events of every peer replay to the same decisions.")
+
+
+@app.command("replay")
+def replay_events(
+    path: Annotated[Path, typer.Argument(help="A peer's state directory, or its events.jsonl.")],
+    last: Annotated[int | None, typer.Option(min=1, help="Show only so many of the last events.")] = None,
+) -> None:
+    """Show what a peer's barrier took in and decided, and check that the same events give the same decisions again.
+
+    Example: crad-mesh replay crad-run/peers/3 --last 50
+    """
+    from launch.postmortem import show
+
+    show(Console(), path, last)
+
+
 def main() -> None:
     """Console entry point."""
     run_command(app, "crad-mesh")
@@ -326,6 +407,20 @@ def _say_reservations(summary: Summary, out: Path) -> None:
             f"all {summary.rounds} rounds are done, with reservations: some were made without a peer, or there is "
             f"evidence against one; {out / 'summary.json'} names them"
         )
+
+
+def _undisturbed(console: Console, federation: Federation, out: Path) -> list[RoundRecord]:
+    """History of the same federation where nothing goes wrong, from a simulation in a process of its own."""
+    folder = out / "undisturbed"
+    _make_directory(folder)
+    write_federation(federation, folder / "peers.yaml")
+    command = [sys.executable, "-P", "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
+    command += ["--out", str(folder), "--threads", "1", "--device", "cpu"]
+    with console.status("The same run undisturbed, to compare with …"):
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if ended.returncode != ExitCode.COMPLETE:
+        raise CradError(f"the undisturbed run failed: {ended.stdout.strip().splitlines()[-1]}")
+    return [RoundRecord.from_line(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def _show(console: Console, summary: Summary, alone: Summary | None, path: Path) -> None:

@@ -94,10 +94,10 @@ class Mesh:
             if status == ExitCode.COMPLETE:
                 return
             if status == ExitCode.RESERVATIONS:
-                self.reservations[peer] = self._last_words(peer)
+                self.reservations[peer] = last_words(self._out, peer)
                 return
             if status > 0:
-                raise error_of(status, f"peer {peer} ended: {self._last_words(peer)}")
+                raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer)}")
             name = signal.Signals(-status).name
             self._progress.note(f"peer {peer} was killed by {name}; starting it again")
         raise IncompleteError(
@@ -118,7 +118,7 @@ class Mesh:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_environment(),
+                env=environment(),
             )
         self._processes[peer] = process
         return await process.wait()
@@ -160,13 +160,15 @@ class Mesh:
                 process.kill()
                 await process.wait()
 
-    def _last_words(self, peer: int) -> str:
-        log = peer_dir(self._out, peer) / "log.txt"
-        lines = log.read_text(errors="replace").splitlines()
-        said = lines[-1].removeprefix("crad-peer: ") if lines else "without a word"
-        return f"{said} (log: {log})"
+
+def last_words(out: Path, peer: int) -> str:
+    """The last line of a peer's log, which says why it ended."""
+    log = peer_dir(out, peer) / "log.txt"
+    lines = log.read_text(errors="replace").splitlines()
+    said = lines[-1].removeprefix("crad-peer: ") if lines else "without a word"
+    return f"{said} (log: {log})"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Without the options of a single peer, which the user may have set for another purpose."""
     return {name: value for name, value in os.environ.items() if not name.startswith("CRAD_")}

@@ -37,7 +37,7 @@ from peer.witness import Witness
 logger = logging.getLogger(__name__)
 
 #: Starts of the learner without a finished round in between, after which another is not expected to help.
-_MAX_LEARNER_STARTS = 3
+_MAX_LEARNER_STARTS = 5
 #: Seconds after which an unchanged situation is worth a line in the log.
 _LONG = 30.0
 #: Seconds that watchers get to read the last state.
@@ -324,7 +324,7 @@ class Node:
 
     def _learner_arguments(self) -> list[str]:
         arguments = ["--id", str(self._id), "--peers", str(self._host.peers_file), "--device", self._host.device]
-        arguments += ["--scratch", str(self._host.state_dir / "scratch")]
+        arguments += ["--scratch", str(self._store.scratch_dir())]
         if self._host.data_dir is not None:
             arguments += ["--data-dir", str(self._host.data_dir)]
         if self._host.download:

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from peer.barrier import Barrier, Quorum, State
 from peer.events import Decision, Event, Published, Tick, event_from_json, to_json
 
-#: Bytes after which a new file begins.
-_MOST = 4 << 20
+#: Bytes after which a new file begins: some sixty rounds of ten peers.
+_MOST = 512 << 10
 _STATE: TypeAdapter[State] = TypeAdapter(State)
 
 FILE, PREVIOUS = "events.jsonl", "events.previous.jsonl"

@@ -106,7 +106,7 @@ class Store:
 
     def kept_rounds(self) -> list[int]:
         """All committed rounds that are here, ascending."""
-        return sorted(int(path.name) for path in self._rounds.iterdir() if path.name.isdigit())
+        return sorted(int(path.name) for path in self._rounds.glob("[0-9]*"))
 
     def check_last_round(self) -> None:
         """See that the last committed round is whole.
@@ -140,11 +140,21 @@ class Store:
         return self._rounds / f"{number:06d}"
 
     def staging_dir(self, number: int) -> Path:
-        """An empty directory for the files of a round that is not committed yet."""
-        path = self._rounds / f".staging-{number:06d}"
-        shutil.rmtree(path, ignore_errors=True)
+        """An empty directory for the files of a round that is not committed yet.
+
+        Its name is new each time: a learner whose service was killed may still be about to write to an older one.
+        """
+        for older in self._rounds.glob(f".staging-{number:06d}-*"):
+            shutil.rmtree(older)
+        path = self._rounds / f".staging-{number:06d}-{os.getpid()}-{time.monotonic_ns()}"
         path.mkdir()
         return path
+
+    def scratch_dir(self) -> Path:
+        """A path for a learner's scratch folder, new for the same reason; older ones are deleted."""
+        folder = self.root / "scratch"
+        shutil.rmtree(folder, ignore_errors=True)
+        return folder / f"{os.getpid()}-{time.monotonic_ns()}"
 
     def manifest(self, number: int) -> Manifest:
         """Manifest of a committed round.

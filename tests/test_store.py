@@ -131,8 +131,9 @@ def test_all_is_durable_before_the_rename_and_the_rename_before_the_end(
     monkeypatch.setattr(Path, "rename", noted_rename)
     commit(store, 0)
     before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
-    assert set(before) == ROUND_FILES | {".staging-000000"}
-    assert before[-1] == ".staging-000000"  # the directory last, when all its entries are there
+    staging = before[-1]
+    assert staging.startswith(".staging-000000-")
+    assert set(before) == ROUND_FILES | {staging}  # the directory last, when all its entries are there
     assert after == ["rounds"]
 
 
@@ -211,8 +212,12 @@ def test_leftovers_are_cleared(store: Store) -> None:
 
 
 def test_a_staging_directory_is_empty_each_time(store: Store) -> None:
-    (store.staging_dir(3) / "left").write_bytes(b"of a learner that ended")
-    assert list(store.staging_dir(3).iterdir()) == []
+    first = store.staging_dir(3)
+    (first / "left").write_bytes(b"of a learner that ended")
+    second = store.staging_dir(3)
+    assert list(second.iterdir()) == []
+    assert second != first  # which is gone for whoever still wants to write there
+    assert not first.exists()
 
 
 # --- whose it is ------------------------------------------------------------------------------------------------------
@@ -407,7 +412,7 @@ def test_prune_keeps_what_it_is_told_to_and_what_was_received_since(store: Store
     staging = store.staging_dir(6)
     store.prune([5, 4, 2], received_from=5)
     assert sorted(path.name for path in (store.root / "rounds").iterdir()) == [
-        ".staging-000006",
+        staging.name,
         "000002",
         "000004",
         "000005",

@@ -1,0 +1,273 @@
+"""``crad-mesh chaos``: real peers, real faults, and a check of what is left.
+
+Every peer reaches every other through a link of its own (``launch.proxy``), so that any pair can be parted. While the
+plan's faults hit them (``launch.faults``), killed peers are started again. Then everything is mended, the run goes on
+to its end, and the histories are checked (``launch.checker``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
+from crad_p2p.federation import Federation
+from launch.faults import Fault, plan
+from launch.mesh import environment, last_words, peer_dir
+from launch.proxy import Proxy
+from launch.quick import write_federation
+from peer.store import Store
+from peer.waiting import within
+
+#: Seconds in which all peers must have finished once nothing goes wrong any more, beside those for the rounds left.
+_SETTLE, _A_ROUND = 120.0, 10.0
+#: Bytes a second of a slow link.
+_SLOW = 50_000
+_FINISHED = (ExitCode.COMPLETE, ExitCode.RESERVATIONS)
+
+
+@dataclass
+class Report:
+    """What a run was put through."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    faulty_seconds: float = 0.0
+    settling_seconds: float = 0.0
+    starts: Counter[int] = field(default_factory=Counter)
+    endings: dict[int, int] = field(default_factory=dict)
+
+
+class Chaos:
+    """One run.
+
+    Args:
+        federation: with addresses on loopback.
+        seconds: for how long faults go on, at most; they end earlier when the last round but one is reached.
+        note: called with a line for the user.
+    """
+
+    def __init__(
+        self, federation: Federation, out: Path, *, seed: int, seconds: float, note: Callable[[str], None]
+    ) -> None:
+        self._federation = federation
+        self._out = out
+        self._seed = seed
+        self._seconds = seconds
+        self._note = note
+        self._links: dict[tuple[int, int], Proxy] = {}
+        self._services: dict[int, asyncio.subprocess.Process] = {}
+        self._stopped: set[int] = set()  # process ids
+        self._away: dict[int, float] = {}  # peer -> until when it is not started again
+        self.report = Report()
+
+    async def run(self) -> Report:
+        """Run to the end.
+
+        Raises:
+            IncompleteError: the peers did not finish though nothing was wrong any more.
+            CradError: a peer ended with an error of its own.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            for i in self._federation.ids:
+                for j in self._federation.ids:
+                    if i != j:
+                        proxy = Proxy(self._federation.peer(j).address)
+                        self._links[i, j] = await stack.enter_async_context(proxy)
+            for peer in self._federation.ids:
+                self._write_view(peer)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    peers = [group.create_task(self._keep(peer)) for peer in self._federation.ids]
+                    await self._disturb()
+                    await self._settle(peers)
+            except* CradError as errors:
+                first = errors.exceptions[0]
+                assert isinstance(first, CradError)
+                raise first from None
+            finally:
+                await self._end_all()
+        return self.report
+
+    def _write_view(self, peer: int) -> None:
+        """The federation as this peer sees it: every other one behind a link."""
+        entries = tuple(
+            entry
+            if entry.id == peer
+            else entry.model_copy(update={"address": f"127.0.0.1:{self._links[peer, entry.id].port}"})
+            for entry in self._federation.peers
+        )
+        folder = peer_dir(self._out, peer)
+        folder.mkdir(parents=True)
+        write_federation(self._federation.model_copy(update={"peers": entries}), folder / "peers.yaml")
+
+    # --- peers -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, peer: int) -> None:
+        """Start a peer, and again whenever it is killed, until it has finished."""
+        while True:
+            self.report.starts[peer] += 1
+            process = self._services[peer] = await self._start(peer)
+            status = await process.wait()
+            if status in _FINISHED:
+                self.report.endings[peer] = status
+                return
+            if status > 0:
+                raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer)}")
+            await asyncio.sleep(max(0.0, self._away.pop(peer, 0.0) - time.monotonic()))
+
+    async def _start(self, peer: int) -> asyncio.subprocess.Process:
+        folder = peer_dir(self._out, peer)
+        command = [sys.executable, "-P", "-m", "peer.cli", "--id", str(peer), "--peers", str(folder / "peers.yaml")]
+        command += ["--state-dir", str(folder), "--threads", "1", "--device", "cpu"]
+        with (folder / "log.txt").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment(),
+            )
+
+    def _pids(self, peer: int, how: str) -> list[int]:
+        """The peer's processes, as far as they run."""
+        folder = peer_dir(self._out, peer)
+        names = ("service", "learner") if how == "both" else (how,)
+        return [pid for name in names if (pid := _pid_of(folder / f"{name}.pid", folder))]
+
+    def _last_rounds(self) -> list[int]:
+        return [Store(peer_dir(self._out, peer)).last_round() for peer in self._federation.ids]
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    async def _disturb(self) -> None:
+        """Let the plan happen."""
+        start = time.monotonic()
+        undone: set[asyncio.Task[None]] = set()
+        for fault in plan(self._federation.ids, self._seed):
+            await asyncio.sleep(fault.after)
+            elapsed = time.monotonic() - start
+            if elapsed > self._seconds or min(self._last_rounds()) >= self._federation.rounds - 1:
+                break
+            self._note(f"{elapsed:5.1f} s, rounds {self._span()}: {fault}")
+            self.report.faults[fault.kind] += 1
+            task = asyncio.create_task(self._inflict(fault))
+            undone.add(task)
+            task.add_done_callback(undone.discard)
+        for task in undone:
+            task.cancel()
+        if undone:
+            await asyncio.wait(undone)
+        self._mend()
+        self.report.faulty_seconds = time.monotonic() - start
+
+    def _span(self) -> str:
+        rounds = self._last_rounds()
+        return f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
+
+    async def _inflict(self, fault: Fault) -> None:
+        """Do it, and undo it when its time is over."""
+        if fault.kind == "kill":
+            for peer in fault.peers:
+                if fault.how != "learner":
+                    self._away[peer] = time.monotonic() + fault.lasts
+                self._signal(peer, fault.how, signal.SIGKILL)
+        elif fault.kind == "stop":
+            for peer in fault.peers:
+                self._signal(peer, fault.how, signal.SIGSTOP)
+            await asyncio.sleep(fault.lasts)
+            for peer in fault.peers:
+                self._signal(peer, "both", signal.SIGCONT)
+        else:
+            for link in self._parted(fault):
+                _break(link, fault.how)
+            await asyncio.sleep(fault.lasts)
+            for link in self._parted(fault):
+                link.heal()
+
+    def _signal(self, peer: int, how: str, number: signal.Signals) -> None:
+        for pid in self._pids(peer, how):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            if number == signal.SIGSTOP:
+                self._stopped.add(pid)
+
+    def _parted(self, fault: Fault) -> Iterator[Proxy]:
+        for (i, j), link in self._links.items():
+            inside = (i in fault.peers, j in fault.peers)
+            if all(inside) if fault.pair else inside[0] != inside[1]:
+                yield link
+
+    def _mend(self) -> None:
+        """Nothing is wrong any more."""
+        self._away.clear()
+        for link in self._links.values():
+            link.heal()
+        for peer in self._federation.ids:
+            self._signal(peer, "both", signal.SIGCONT)
+        for pid in self._stopped:  # a learner whose service was killed meanwhile
+            if _belongs(pid, self._out):
+                os.kill(pid, signal.SIGCONT)
+
+    async def _settle(self, peers: list[asyncio.Task[None]]) -> None:
+        start, left = time.monotonic(), self._federation.rounds - max(0, min(self._last_rounds()))
+        seconds = _SETTLE + left * _A_ROUND
+        self._note(f"mended; {left} rounds are left, {seconds:.0f} s at most")
+        try:
+            await within(seconds, _all(peers))
+        except TimeoutError:
+            raise IncompleteError(
+                f"the peers did not finish within {seconds:.0f} s after everything was mended; their last rounds are "
+                f"{self._last_rounds()}. Their logs and recorded events are in {self._out / 'peers'}"
+            ) from None
+        self.report.settling_seconds = time.monotonic() - start
+
+    async def _end_all(self) -> None:
+        """Whatever happened: leave no process."""
+        self._mend()
+        for process in self._services.values():
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+def _break(link: Proxy, how: str) -> None:
+    match how:
+        case "silent":
+            link.cut()
+        case "half-open":
+            link.down.swallows = True
+        case "reset":
+            link.refuse()
+            link.reset()
+        case "slow":
+            link.up.bandwidth = link.down.bandwidth = _SLOW
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+
+
+def _pid_of(path: Path, folder: Path) -> int | None:
+    """The process of a .pid file, if it still is one of this folder's."""
+    try:
+        pid = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if _belongs(pid, folder) else None
+
+
+def _belongs(pid: int, folder: Path) -> bool:
+    """Whether a process is one of this run's; ids are used again."""
+    try:
+        return str(folder) in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,294 @@
+"""The chaos command: its plan of faults, its checker with every kind of wrong history, and short runs of real peers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crad_p2p.federation import Federation, build_federation
+from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
+from crad_p2p.results import RoundRecord
+from launch.checker import check
+from launch.faults import Fault, plan
+from peer.barrier import Barrier
+from peer.events import Announced, Connected, LearnerUp, Published, Tick
+from peer.recorder import FILE, Recorder
+from peer.store import Store
+from peer.witness import Conflict
+
+COMMAND = str(Path(sys.executable).with_name("crad-mesh"))
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def first(ids: tuple[int, ...], seed: int, count: int = 500) -> list[Fault]:
+    return list(itertools.islice(plan(ids, seed), count))
+
+
+def test_a_seed_gives_the_same_faults_again_and_another_seed_others() -> None:
+    assert first((0, 1, 2), 7) == first((0, 1, 2), 7)
+    assert first((0, 1, 2), 7) != first((0, 1, 2), 8)
+
+
+@pytest.mark.parametrize("ids", [(0, 1), (3, 4, 9, 11, 12)])
+def test_a_plan_has_every_kind_of_fault_and_hits_only_peers_of_the_federation(ids: tuple[int, ...]) -> None:
+    faults = first(ids, 0)
+    assert {(fault.kind, fault.how) for fault in faults} == {
+        *itertools.product(("kill", "stop"), ("service", "learner", "both")),
+        *itertools.product(("cut",), ("silent", "half-open", "reset", "slow")),
+    }
+    assert all(fault.peers and set(fault.peers) <= set(ids) and fault.after > 0 <= fault.lasts for fault in faults)
+    assert any(fault.kind == "kill" and fault.peers == ids for fault in faults)  # all at once
+    assert max(fault.lasts for fault in faults if fault.kind == "cut") > 12  # longer than keepalive needs
+    assert {peer for fault in faults for peer in fault.peers} == set(ids)
+
+
+def test_faults_in_words() -> None:
+    assert (
+        str(Fault(1, "kill", "both", (2,), 1.5)) == "kill the service and learner of peer 2; started again after 1.5 s"
+    )
+    assert str(Fault(1, "kill", "learner", (2, 3), 1.5)) == "kill the learner of peers 2, 3"
+    assert str(Fault(1, "stop", "service", (0,), 3)) == "stop the service of peer 0, for 3.0 s"
+    assert str(Fault(1, "cut", "silent", (0, 1), 3, pair=True)) == "silent cut between peers 0, 1, for 3.0 s"
+    assert str(Fault(1, "cut", "slow", (0,), 3)) == "slow cut between peer 0 and all others, for 3.0 s"
+
+
+# --- the checker ------------------------------------------------------------------------------------------------------
+
+IDS = (0, 1, 2)
+ROUNDS = 3
+
+
+def digest(peer: int, number: int) -> str:
+    return f"{peer + 1:032x}{number + 1:032x}"
+
+
+class Run:
+    """What three peers leave behind after three rounds in which nothing went wrong; to be spoiled."""
+
+    def __init__(self, folder: Path, policy: str) -> None:
+        self.federation: Federation = build_federation(
+            {
+                "federation": "checked",
+                "rounds": ROUNDS,
+                "barrier": {"policy": policy},
+                "peers": [{"id": i, "address": f"127.0.0.1:{7000 + i}"} for i in IDS],
+            },
+            "test",
+        )
+        self.stores = {i: Store(folder / str(i)) for i in IDS}
+        self.reference = [self.record(i, number) for i in IDS for number in range(1, ROUNDS + 1)]
+        for i, store in self.stores.items():
+            for number in (ROUNDS - 1, ROUNDS):
+                self.put(store.round_dir(number) / "manifest.json", self.manifest(i, number))
+            for j in set(IDS) - {i}:
+                self.put(store.received_manifest_path(j, ROUNDS - 1), self.manifest(j, ROUNDS - 1))
+            self.write_history(i, [self.record(i, number) for number in range(1, ROUNDS + 1)])
+
+    @staticmethod
+    def put(path: Path, manifest: Manifest) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(manifest.to_bytes())
+
+    def write_history(self, peer: int, records: list[RoundRecord]) -> None:
+        (self.stores[peer].root / "history.jsonl").write_text("".join(record.to_line() for record in records))
+
+    def spoil(self, peer: int, number: int, **changes: Any) -> None:
+        """Change one line of a history."""
+        records = self.stores[peer].history()
+        self.write_history(peer, [replace(each, **changes) if each.round == number else each for each in records])
+
+    @staticmethod
+    def record(peer: int, number: int) -> RoundRecord:
+        teachers = tuple(j for j in IDS if j != peer)
+        return RoundRecord(
+            peer=peer, round=number, snapshot_sha256=digest(peer, number), validation_accuracy=0.5, teachers=teachers
+        )
+
+    def manifest(self, peer: int, number: int) -> Manifest:
+        return Manifest(
+            run=self.federation.digest(),
+            peer=peer,
+            round=number,
+            arch="cnn6",
+            size=1,
+            sha256=digest(peer, number),
+            statistics=ClassStatistics(counts=(1,), hits=(1,), predicted=(1,)),
+            consumed=tuple(Consumed(peer=j, round=number - 1, sha256=digest(j, number - 1)) for j in IDS if j != peer),
+            model_round=number,
+            missing=(),
+            quarantined=(),
+        )
+
+    def wrong(self, *, compare: bool = True) -> list[str]:
+        return check(self.federation, self.stores, self.reference if compare else None)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path, "all")
+
+
+@pytest.fixture
+def quorum(tmp_path: Path) -> Run:
+    return Run(tmp_path, "quorum")
+
+
+def test_nothing_is_wrong_with_an_undisturbed_run(run: Run) -> None:
+    assert run.wrong() == []
+
+
+def test_a_round_with_other_bytes_than_undisturbed(run: Run) -> None:
+    run.spoil(1, 1, snapshot_sha256="f" * 64)
+    expected = f"peer 1, round 1: its snapshot is ffffffffffff…, undisturbed it is {digest(1, 1)[:12]}…"
+    assert expected in run.wrong()
+    assert expected not in run.wrong(compare=False)
+
+
+def test_a_round_that_was_trained_twice(run: Run) -> None:
+    history = run.stores[2].history()
+    run.write_history(2, [*history[:2], history[1], history[2]])
+    assert any("peer 2: round 3 was due, and its history has round 2" in each for each in run.wrong())
+
+
+def test_a_round_that_is_not_there(run: Run) -> None:
+    history = run.stores[2].history()
+    run.write_history(2, [history[0], history[2]])
+    assert any("peer 2: round 2 was due, and its history has round 3" in each for each in run.wrong())
+    run.write_history(2, history[:2])
+    assert any(each == "peer 2 ended after round 2 of 3" for each in run.wrong())
+
+
+def test_skipping_is_for_a_quorum(run: Run) -> None:
+    run.write_history(0, [run.record(0, 1), replace(run.record(0, 3), skipped_rounds=(2,), teachers=())])
+    assert any(each == "peer 0 skipped rounds [2] under policy all" for each in run.wrong())
+
+
+def test_a_line_of_another_peer(run: Run) -> None:
+    history = run.stores[0].history()
+    run.write_history(0, [history[0], replace(history[1], peer=1), history[2]])
+    assert any("round 2 of peer 1" in each for each in run.wrong())
+
+
+def test_teachers_that_are_not_accounted_for(run: Run) -> None:
+    run.spoil(0, 2, teachers=(1,))
+    assert run.wrong() == ["peer 0, round 2: peers [1, 2] may teach, and its history names [1]"]
+    run.spoil(0, 2, teachers=(1, 2), missing_teachers=(2,))
+    assert any("names [1, 2, 2]" in each for each in run.wrong())
+
+
+@pytest.mark.parametrize("changes", [{"teachers": (1,), "missing_teachers": (2,)}, {"stale_teachers": (1,)}])
+def test_going_on_without_one_is_for_a_quorum(run: Run, changes: dict[str, Any]) -> None:
+    run.spoil(0, 2, **changes)
+    assert run.wrong() == ["peer 0, round 2: trained without the newest of all others under policy all"]
+
+
+@pytest.mark.parametrize("changes", [{"teachers": (1,), "missing_teachers": (2,)}, {"stale_teachers": (1,)}])
+def test_a_quorum_goes_on_without_one(quorum: Run, changes: dict[str, Any]) -> None:
+    quorum.spoil(0, 2, **changes)
+    assert quorum.wrong(compare=False) == []
+
+
+def test_too_few_for_a_quorum(quorum: Run) -> None:
+    for peer in (1, 2):
+        quorum.write_history(peer, [quorum.record(peer, 1)])
+    alone = replace(quorum.record(0, 3), teachers=(), missing_teachers=(1, 2))
+    quorum.write_history(0, [quorum.record(0, 1), quorum.record(0, 2), alone])
+    expected = "peer 0, round 3: trained when 1 peers had the round before, and 2 are needed"
+    assert expected in quorum.wrong(compare=False)
+
+
+def test_a_teacher_that_never_published(quorum: Run) -> None:
+    quorum.write_history(2, [quorum.record(2, 1), replace(quorum.record(2, 3), skipped_rounds=(2,), teachers=())])
+    expected = "peer 0, round 3: taught by peer 2, which never published round 2"
+    assert expected in quorum.wrong(compare=False)
+
+
+def test_a_disk_that_names_other_bytes_than_were_published(run: Run) -> None:
+    manifest = run.manifest(1, 2)
+    other = manifest.model_copy(update={"sha256": "e" * 64})
+    run.put(run.stores[0].received_manifest_path(1, 2), other)
+    (found,) = run.wrong()
+    assert found.startswith("on the disk of peer 0, round 2 of peer 1 names eeeeeeeeeeee… for round 2 of peer 1, which")
+    consumed = (manifest.consumed[0].model_copy(update={"sha256": "d" * 64}), manifest.consumed[1])
+    run.put(run.stores[0].received_manifest_path(1, 2), manifest.model_copy(update={"consumed": consumed}))
+    (found,) = run.wrong()
+    assert "round 2 of peer 1 names dddddddddddd… for round 1 of peer 0" in found
+
+
+def test_evidence_is_reported(run: Run) -> None:
+    run.stores[1].save_conflict(Conflict(2, 1, "a", "x", "b", "y"), {})
+    assert any("evidence of two snapshots for one round" in each for each in run.wrong())
+
+
+def record_some_events(folder: Path) -> Path:
+    barrier = Barrier([1], 2, lambda _: (1,))
+    recorder = Recorder(folder, barrier)
+    for now, event in enumerate([Connected(1), LearnerUp(), Published(0), Announced(1, 0)]):
+        recorder.record(now, event, barrier.step(Tick(now)) + barrier.step(event))
+    recorder.close()
+    return folder / FILE
+
+
+def test_recorded_events_must_replay(run: Run) -> None:
+    path = record_some_events(run.stores[0].root)
+    assert run.wrong() == []
+    text = path.read_text()
+    path.write_text(text.replace("MakeInitialModel", "Finish"))
+    assert run.wrong() == [f"{path}, line 3: replayed, the same events give other decisions"]
+    path.write_text(text.replace('"now"', '"then"'))
+    assert any("line 2 is not of a recording" in each for each in run.wrong())
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def crad_mesh(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=280)
+
+
+def test_replay_shows_what_was_decided_and_says_where_it_differs(tmp_path: Path) -> None:
+    path = record_some_events(tmp_path)
+    ended = crad_mesh("replay", str(tmp_path), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "Published -> FetchManifest" not in ended.stdout
+    assert "LearnerUp -> MakeInitialModel" in ended.stdout
+    assert "Announced peer 1 -> FetchManifest peer 1" in ended.stdout
+    assert "round 1 waits for round 0 of peer 1" in ended.stdout
+    assert f"{path}: 4 events replay to the same decisions" in ended.stdout
+    assert "LearnerUp" not in crad_mesh("replay", str(path), "--last", "1", cwd=tmp_path).stdout
+    path.write_text(path.read_text().replace("MakeInitialModel", "Finish"))
+    ended = crad_mesh("replay", str(path), cwd=tmp_path)
+    assert ended.returncode == 8
+    assert "the recorded decisions are Finish, replayed they are MakeInitialModel" in ended.stderr
+    nothing = crad_mesh("replay", str(tmp_path / "nothing"), cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert "no events.jsonl is there" in nothing.stderr
+
+
+def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
+    ended = crad_mesh("chaos", "--out", "out", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "is not empty" in ended.stderr
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("all", 11), ("quorum", 12)])
+def test_real_peers_survive_real_faults(tmp_path: Path, policy: str, seed: int) -> None:
+    short = ["--count", "3", "--rounds", "12", "--seconds", "15"]
+    ended = crad_mesh("chaos", *short, "--policy", policy, "--seed", str(seed), "--out", "out", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    words = " ".join(ended.stdout.split())
+    assert "Nothing is wrong" in words
+    assert ("every round has the bytes of the undisturbed run" in words) == (policy == "all")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["complete"] is True
+    assert crad_mesh("replay", "out/peers/1", cwd=tmp_path).returncode == 0
