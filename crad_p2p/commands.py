@@ -19,13 +19,15 @@ _INTERRUPTED = (1, 130)
 @contextmanager
 def interruptible(advice: str) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into an error with a sentence."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     except KeyboardInterrupt:
         raise IncompleteError(f"interrupted; {advice}") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def run_command(app: typer.Typer, name: str) -> NoReturn:

@@ -367,7 +367,7 @@ def _run_mesh(
     finally:
         summary, history = collect(federation, out, time.monotonic() - start)
         write_results(out, summary, history)
-    for peer, words in mesh.reservations.items():
+    for peer, words in {**mesh.reservations, **mesh.failed}.items():
         console.print(f"peer {peer}: {words}", highlight=False)
     return summary
 
@@ -382,7 +382,7 @@ def _run_alone(
     if (finished := _finished(folder, local, "memory")) is not None:
         return finished
     write_federation(local, folder / "peers.yaml")
-    command = [sys.executable, "-P", "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
+    command = [sys.executable, "-P", "-m", "launch", "simulate", "--peers", str(folder / "peers.yaml")]
     command += ["--out", str(folder), "--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
     with console.status("For comparison: the same peers learning alone …"):
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -397,11 +397,14 @@ def _say_reservations(summary: Summary, out: Path) -> None:
     Raises:
         ReservationsError: so it was, or a peer has evidence against another.
     """
-    away = {
-        peer.id: sorted({*peer.missing_teachers, *peer.stale_teachers})
-        for peer in summary.peers
-        if peer.missing_teachers or peer.stale_teachers or peer.skipped_rounds
-    }
+    unfinished = [peer.id for peer in summary.peers if peer.rounds_completed < summary.rounds]
+    if unfinished:
+        raise ReservationsError(
+            f"all {summary.rounds} rounds are done, but not by peer{'s' if len(unfinished) > 1 else ''} "
+            f"{', '.join(map(str, unfinished))}: mend what is said above and run the same command again, or see "
+            f"{out / 'summary.json'}"
+        )
+    away = any(peer.missing_teachers or peer.stale_teachers or peer.skipped_rounds for peer in summary.peers)
     if away or any(Store(peer_dir(out, peer.id)).conflicts() for peer in summary.peers):
         raise ReservationsError(
             f"all {summary.rounds} rounds are done, with reservations: some were made without a peer, or there is "

@@ -40,6 +40,7 @@ class Mesh:
 
     Attributes:
         reservations: last words of the peers that finished with reservations (exit code 11).
+        failed: last words of those without which the others went on, under policy ``quorum``.
     """
 
     def __init__(
@@ -60,13 +61,14 @@ class Mesh:
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self.reservations: dict[int, str] = {}
+        self.failed: dict[int, str] = {}
 
     async def run(self) -> None:
         """Start every peer and wait until all have finished.
 
         Raises:
-            CradError: the first failure of a peer, in its own words; all others are stopped, and continue when the
-                mesh is started again.
+            CradError: the first failure of a peer, in its own words (under policy ``quorum`` the first that leaves too
+                few); all others are stopped, and continue when the mesh is started again.
         """
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -97,7 +99,13 @@ class Mesh:
                 self.reservations[peer] = last_words(self._out, peer)
                 return
             if status > 0:
-                raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer)}")
+                words = last_words(self._out, peer)
+                if not self._can_do_without(peer):
+                    raise error_of(status, f"peer {peer} ended: {words}")
+                self.failed[peer] = words
+                self._progress.drop(peer)
+                self._progress.note(f"peer {peer} ended, and the others go on without it: {words}")
+                return
             name = signal.Signals(-status).name
             self._progress.note(f"peer {peer} was killed by {name}; starting it again")
         raise IncompleteError(
@@ -105,10 +113,14 @@ class Mesh:
             f"smaller architectures. Run the same command again to continue (--out {self._out})"
         )
 
+    def _can_do_without(self, peer: int) -> bool:
+        barrier, size = self._federation.barrier, len(self._federation.peers)
+        return barrier.policy == "quorum" and size - len({*self.failed, peer}) >= barrier.quorum(size)[0]
+
     async def _run_once(self, peer: int) -> int:
         folder = peer_dir(self._out, peer)
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-P", "-m", "peer.cli", "--id", str(peer), "--peers", str(self._peers_file)]
+        command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(self._peers_file)]
         command += ["--state-dir", str(folder), *self._options]
         with (folder / "log.txt").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.

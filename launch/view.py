@@ -69,6 +69,10 @@ class Progress:
         """Print a line above the table."""
         self._console.print(text, highlight=False)
 
+    def drop(self, peer: int) -> None:
+        """Show a peer no more. Another thread may be drawing the rows, so they are not changed but replaced."""
+        self.rows = {each: row for each, row in self.rows.items() if each != peer}
+
     def show_records(self, records: Sequence[RoundRecord]) -> None:
         """Take a finished round of a simulation into the table."""
         for record in records:

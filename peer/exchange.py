@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Exchange:
         self._may_lose = may_lose
         self._latest_states: dict[int, peer_pb2.PeerState] = {}
         self._newest: dict[int, Manifest] = {}
+        self._shown: dict[int, tuple[int, bytes]] = {}
         self._behind: set[int] = set()
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_PARALLEL_FETCHES)
@@ -92,10 +94,9 @@ class Exchange:
     def watch(self) -> list[asyncio.Task[None]]:
         """Begin to follow all others. What is on disk of them counts as announced: it need not be asked for."""
         for peer in self._links:
-            rounds = self._store.received_rounds(peer)
-            if rounds:
-                self._newest[peer] = self._store.received_manifest(peer, rounds[-1])
-                self._tell(e.Announced(peer, rounds[-1]))
+            if (newest := self._store.newest_received(peer)) is not None:
+                self._newest[peer] = newest
+                self._tell(e.Announced(peer, newest.round))
         return [self._spawn(link.watch()) for link in self._links.values()]
 
     async def close(self) -> None:
@@ -110,6 +111,7 @@ class Exchange:
         self._status.update(data_digest=data_digest)
         for peer in self._latest_states:
             self._compare_data(peer)
+            self._compare_manifest(peer)
 
     # --- what they say ---------------------------------------------------------------------------------------------
 
@@ -120,6 +122,7 @@ class Exchange:
         self._latest_states[peer] = state
         self._compare_data(peer)
         self._compare_round(peer, state.round)
+        self._compare_manifest(peer)
         self.collected_by[peer] = max(self.collected_by[peer], state.collected)
         self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
 
@@ -149,6 +152,18 @@ class Exchange:
                 self._witness.sightings[peer].round,
             )
 
+    def _compare_manifest(self, peer: int) -> None:
+        """Look at what a peer shows now, also where nothing of it has to be fetched (any more)."""
+        state = self._latest_states[peer]
+        shown = state.round, state.manifest
+        if not self._intake_known.is_set() or self._shown.get(peer) == shown:
+            return
+        self._shown[peer] = shown
+        # What is further ahead is looked at when it is fetched, if it ever is.
+        if 0 <= state.round <= self._status.state.round + 1:
+            with suppress(SnapshotError):  # said when it is fetched
+                self._examine(self._intake.manifest(state.manifest, peer, state.round))
+
     # --- what is fetched -------------------------------------------------------------------------------------------
 
     def fetch(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
@@ -171,10 +186,10 @@ class Exchange:
     async def _or_gone(self, work: Coroutine[Any, Any, None], what: e.FetchManifest | e.FetchSnapshot) -> None:
         try:
             await work
-        except RoundGoneError as error:
+        except RoundGoneError:
             if not self._may_lose:
                 raise
-            logger.info("done without: %s", error)
+            logger.info("round %d of peer %d is not kept there any more; going on without it", what.round, what.peer)
             self._tell(e.Gone(what.peer, what.round))
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
@@ -240,9 +255,8 @@ class Exchange:
         for peer, newest in self._newest.items():
             if newest.round <= number:
                 found.append(newest)
-            else:  # it is ahead
-                older = [each for each in self._store.received_rounds(peer) if each <= number]
-                found += [self._store.received_manifest(peer, older[-1])] if older else []
+            elif (older := self._store.newest_received(peer, number)) is not None:  # it is ahead
+                found.append(older)
         return found
 
     def consumed(self, peer: int, number: int) -> Consumed:
@@ -273,11 +287,12 @@ class Exchange:
         if conflict is None:
             return
         documents = {f"peer {manifest.peer}, round {manifest.round}": manifest.to_bytes().decode()}
-        try:
-            own = self._store.received_manifest(conflict.peer, conflict.round)
-            documents[f"peer {own.peer}, round {own.round}, as it was here"] = own.to_bytes().decode()
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError):
+            if conflict.peer == self._id:
+                known = self._store.manifest(conflict.round)
+            else:
+                known = self._store.received_manifest(conflict.peer, conflict.round)
+            documents[f"peer {known.peer}, round {known.round}, as it was here"] = known.to_bytes().decode()
         path = self._store.save_conflict(conflict, documents)
         logger.error("%s; evidence is kept in %s", conflict, path)
 

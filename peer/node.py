@@ -18,7 +18,7 @@ from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
-from crad_p2p.results import PeerResult, RoundRecord, Seconds, total
+from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
 from peer import events as e
 from peer.barrier import Barrier, Quorum
@@ -112,9 +112,9 @@ class Node:
             self._write_pid("service", os.getpid())
             if self._host.recover:
                 await self._recover()
-            self._store.check_last_round()
+            self._store.check_rounds()
             self._store.record_history()
-            self._best = self._store.load_best()
+            self._best = self._load_best()
             exchange = self._exchange = Exchange(
                 self._federation,
                 self._id,
@@ -143,7 +143,7 @@ class Node:
             await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
             if server is not None:
                 await server.stop(grace=1.0)
-            with suppress(OSError):  # where this fails, the next start mends it
+            with suppress(OSError, CradError):  # where this fails, the next start mends it
                 self._store.record_history()
             self._store.close()
 
@@ -193,6 +193,11 @@ class Node:
                 raise error_of(message["exit_code"], message["message"])
             if message["event"] == "ready":
                 break
+        else:
+            raise LearnerFailedError(
+                f"the learner process {_how_it_ended(await child.wait())} while it started; the lines above say why, "
+                f"or the system's log if it ran out of memory. Start the same command again"
+            )
         await child.stop()
         try:
             await recover(self._federation, self._id, self._store, self._intake_of(message), self._waits)
@@ -343,8 +348,7 @@ class Node:
                 if message["event"] == "failed":
                     raise error_of(message["exit_code"], message["message"])
                 self._inbox.put_nowait((child, message))
-            status = await child.wait()
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            how = _how_it_ended(await child.wait())
             if self._learner_starts >= _MAX_LEARNER_STARTS:
                 raise LearnerFailedError(
                     f"the learner process {how}, {_MAX_LEARNER_STARTS} times without finishing a round; the "
@@ -504,6 +508,13 @@ class Node:
             time.monotonic(), self._servicer.bytes_sent, exchange.bytes_received, exchange.transfer_seconds
         )
 
+    def _load_best(self) -> BestRound:
+        best = self._store.load_best()
+        if best.round is None or self._store.round_dir(best.round).exists():
+            return best
+        logger.warning("round %d, the best one so far, is not here; the best of the rounds to come stands", best.round)
+        return BestRound()
+
     def _choose_best(self, number: int) -> None:
         manifests = [self._store.manifest(number), *self._exchange.newest_manifests(number)]
         if self._best.offer(number, manifests):
@@ -577,7 +588,8 @@ class Node:
             )
         if skipped := [number for record in history for number in record.skipped_rounds]:
             reasons.append(
-                f"the mesh went on without this peer in {len(skipped)} rounds, the last of them {skipped[-1]}"
+                f"the mesh went on without this peer in {len(skipped)} round{'s' if len(skipped) > 1 else ''}, last in "
+                f"round {skipped[-1]}"
             )
         if away := self._barrier.uncollected:
             reasons.append(f"{_peers(away)} had not finished when this peer left")
@@ -611,7 +623,9 @@ class Node:
         told: asyncio.Future[str] = loop.create_future()
 
         def note(name: str) -> None:
-            if not told.done():
+            if told.done():  # it is leaving, and does not wait for those who watch any more
+                self._status.close()
+            else:
                 told.set_result(name)
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -631,6 +645,10 @@ class Node:
 
     def _write_pid(self, name: str, pid: int) -> None:
         (self._host.state_dir / f"{name}.pid").write_text(f"{pid}\n")
+
+
+def _how_it_ended(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

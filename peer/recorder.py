@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from peer.barrier import Barrier, Quorum, State
 from peer.events import Decision, Event, Published, Tick, event_from_json, to_json
 
-#: Bytes after which the next round begins a new file: some sixty rounds of ten peers.
+#: Bytes after which a new file begins: some sixty rounds of ten peers.
 _MOST = 512 << 10
 _STATE: TypeAdapter[State] = TypeAdapter(State)
 
@@ -48,7 +48,7 @@ class Recorder:
             line["teachers"] = self._barrier.teachers
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        if isinstance(event, Published) and self._file.tell() > _MOST:
+        if self._file.tell() > _MOST:  # at any event: a peer may wait for days, and is told of others all the time
             self._file.close()
             self._open()
 
@@ -103,14 +103,14 @@ def replay(path: Path) -> Iterator[Step]:
     """
     barrier: Barrier | None = None
     teachers: dict[int, tuple[int, ...]] = {}
-    lines = path.read_text().split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
             tree = json.loads(line)
         except ValueError:
-            if number == len(lines) or '"start"' in lines[number][:10]:  # half a line, then the end or a new start
+            if number == len(lines) or b'"start"' in lines[number][:10]:  # half a line, then the end or a new start
                 continue
             raise ValueError(f"line {number} is not JSON") from None
         try:
@@ -118,15 +118,16 @@ def replay(path: Path) -> Iterator[Step]:
                 barrier = _restore(tree["start"], teachers)
                 continue
             if barrier is None:
-                raise ValueError("the recording does not begin with a start")
+                raise ValueError("the file does not begin with a start")
             event = event_from_json(tree["event"])
             if isinstance(event, Published):
                 teachers[event.round + 1] = tuple(tree["teachers"])
             decisions = barrier.step(Tick(tree["now"])) + barrier.step(event)
-        except (KeyError, TypeError, ValidationError) as error:
+            replayed = json.loads(json.dumps(list(map(to_json, decisions))))
+            step = Step(number, tree["now"], event, tree["decisions"], replayed, barrier.explain())
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} is not of a recording: {error}") from None
-        replayed = json.loads(json.dumps(list(map(to_json, decisions))))
-        yield Step(number, tree["now"], event, tree["decisions"], replayed, barrier.explain())
+        yield step
 
 
 def _restore(start: dict[str, Any], teachers: dict[int, tuple[int, ...]]) -> Barrier:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from crad_p2p.errors import IncompleteError
@@ -22,6 +22,7 @@ from peer.channels import Waits
 from peer.intake import Intake
 from peer.link import Link, RoundGoneError
 from peer.store import Store
+from peer.waiting import within
 from peer.witness import Sighting
 
 logger = logging.getLogger(__name__)
@@ -43,19 +44,30 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
         replies = await _ask_all(links, waits.start)
         _require_enough(federation, own_id, replies, waits.start)
         newest = _newest(own_id, replies)
+        damaged = [number for number in store.kept_rounds() if store.damage(number)]
+        for number in damaged:
+            store.set_aside(number)
         if newest is None or _is_here(store, newest):
-            logger.info("nothing to recover: no other peer has had more of this one than is here")
-            return
-        holders = [links[peer] for peer, reply in replies.items() if reply.seen_sha256 == newest.sha256]
-        last = await _fetch(holders, own_id, newest.round, newest.sha256, store, intake)
-        if last is None:
-            raise IncompleteError(
-                f"round {newest.round} of this peer has been with peers {[link.peer for link in holders]}, but none of "
-                f"them keeps it any more; put back a copy of the state directory"
-            )
+            last = store.last_round()
+        else:
+            last = newest.round
+            holders = [links[peer] for peer, reply in replies.items() if reply.seen_sha256 == newest.sha256]
+            if not await _fetch(holders, own_id, last, newest.sha256, store, intake, waits):
+                had = _peers(link.peer for link in holders)
+                raise IncompleteError(
+                    f"round {last} of this peer has been with {had}, and nobody keeps it any more: put back a copy of "
+                    f"the state directory"
+                )
+            damaged.append(last)
         # Who is one round behind may still need the one before.
-        if newest.round > 0 and not store.round_dir(newest.round - 1).exists():
-            await _fetch(list(links.values()), own_id, newest.round - 1, None, store, intake)
+        if last > 0 and not store.round_dir(last - 1).exists():
+            asked = [links[peer] for peer in replies]
+            await _fetch(asked, own_id, last - 1, None, store, intake, waits)
+        if damaged:
+            store.rewind_history()
+            logger.info("going on from round %d", store.last_round())
+        else:
+            logger.info("nothing was lost: no other peer has had more of this one than is here")
     finally:
         for link in links.values():
             await link.close()
@@ -79,8 +91,8 @@ def _require_enough(
     if 1 + len(replies) < enough:
         silent = [peer for peer in federation.ids if peer != own_id and peer not in replies]
         raise IncompleteError(
-            f"peers {silent} have not answered within {seconds:g} s, and one of them may have had a later round of "
-            f"this peer: start again with --recover when they are up"
+            f"{_peers(silent)} did not answer within {seconds:g} s, and may have had a later round of this peer than "
+            f"is here: start again with --recover when enough are up ({enough} of {size} peers, this one included)"
         )
 
 
@@ -103,30 +115,27 @@ def _is_here(store: Store, newest: Sighting) -> bool:
     if store.last_round() < newest.round:
         return False
     try:
-        store.check_last_round()
         return store.manifest(newest.round).sha256 == newest.sha256
     except FileNotFoundError:
         return True  # long past
-    except (IncompleteError, ValueError):
-        return False
 
 
 async def _fetch(
-    holders: list[Link], own_id: int, number: int, sha256: str | None, store: Store, intake: Intake
-) -> Manifest | None:
-    """Fetch one round from the first who keeps it, and commit it."""
+    holders: list[Link], own_id: int, number: int, sha256: str | None, store: Store, intake: Intake, waits: Waits
+) -> bool:
+    """Fetch one round from the first who keeps it, and commit it; whether anybody does."""
     for link in holders:
         try:
-            manifest = await link.manifest(number, intake, own_id)
+            manifest = await within(waits.connect, link.manifest(number, intake, own_id))
             if sha256 is not None and manifest.sha256 != sha256:
                 continue
             await _take(link, manifest, store, intake)
-        except (RoundGoneError, SnapshotError) as error:
-            logger.info("round %d: %s", number, error)
+        except (RoundGoneError, SnapshotError, TimeoutError) as error:
+            logger.info("round %d: %s", number, str(error) or f"peer {link.peer} does not answer")
             continue
         logger.info("round %d of this peer is back, from peer %d", number, link.peer)
-        return manifest
-    return None
+        return True
+    return False
 
 
 async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake) -> None:
@@ -148,3 +157,8 @@ async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake) ->
         quarantined_teachers=manifest.quarantined,
     )
     store.commit(staging, manifest, record)
+
+
+def _peers(peers: Iterable[int]) -> str:
+    named = list(map(str, peers))
+    return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"

@@ -21,6 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -108,32 +109,34 @@ class Store:
         """All committed rounds that are here, ascending."""
         return sorted(int(path.name) for path in self._rounds.glob("[0-9]*"))
 
-    def check_last_round(self) -> None:
-        """See that the last committed round is whole.
+    def check_rounds(self) -> None:
+        """See that all committed rounds are whole.
 
         Raises:
-            IncompleteError: it is damaged, by a failing disk or by hand.
+            IncompleteError: one is damaged, by a failing disk or by hand.
         """
-        number = self.last_round()
-        if number < 0:
-            return
+        for number in self.kept_rounds():
+            if reason := self.damage(number):
+                raise IncompleteError(
+                    f"{self.round_dir(number)} is damaged ({reason}); start with --recover to fetch this peer's last "
+                    f"rounds back from the others, or put back a copy of the directory"
+                )
+
+    def damage(self, number: int) -> str | None:
+        """What is wrong with the files of a committed round, if anything is."""
         folder = self.round_dir(number)
         try:
             manifest = self.manifest(number)
-            reason = None
             if sha256_file(folder / SNAPSHOT_FILE) != manifest.sha256:
-                reason = f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
-            elif not (folder / CHECKPOINT_FILE).exists():
-                reason = f"{CHECKPOINT_FILE} is missing"
+                return f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
+            if not (folder / CHECKPOINT_FILE).exists():
+                return f"{CHECKPOINT_FILE} is missing"
+            RoundRecord.from_line((folder / RECORD).read_text())
         except OSError as error:
-            reason = f"{Path(error.filename).name if error.filename else folder.name}: {error.strerror}"
-        except ValueError as error:
-            reason = str(error)
-        if reason:
-            raise IncompleteError(
-                f"{folder} is damaged ({reason}); start with --recover to fetch this peer's last rounds back from the "
-                f"others, or put back a copy of the directory"
-            )
+            return f"{Path(error.filename).name if error.filename else folder.name}: {error.strerror}"
+        except (ValueError, TypeError, KeyError) as error:
+            return f"{MANIFEST} or {RECORD}: {error}"
+        return None
 
     def round_dir(self, number: int) -> Path:
         """Where a committed round lies (or would lie)."""
@@ -245,9 +248,21 @@ class Store:
         """A peer's manifest that has been checked and kept.
 
         Raises:
-            FileNotFoundError: it is not here (any more).
+            FileNotFoundError: it is not here (any more), or a power cut has left nothing of use in its file.
         """
-        return Manifest.from_bytes(self.received_manifest_path(peer, number).read_bytes())
+        path = self.received_manifest_path(peer, number)
+        try:
+            return Manifest.from_bytes(path.read_bytes())
+        except ValueError:
+            raise FileNotFoundError(f"{path} is damaged") from None
+
+    def newest_received(self, peer: int, up_to: int | None = None) -> Manifest | None:
+        """The newest manifest of a peer that is here, of rounds up to the given one."""
+        for number in reversed(self.received_rounds(peer)):
+            if up_to is None or number <= up_to:
+                with suppress(FileNotFoundError):
+                    return self.received_manifest(peer, number)
+        return None
 
     def received_manifest_path(self, peer: int, number: int) -> Path:
         return self._received_dir(number) / f"{peer}.json"
@@ -300,9 +315,18 @@ class Store:
     # --- best round and history ------------------------------------------------------------------------------------
 
     def load_best(self) -> BestRound:
-        """The best round as it was last saved."""
+        """The best round as it was last saved.
+
+        Raises:
+            IncompleteError: the file is damaged.
+        """
         path = self.root / "best.json"
-        return BestRound(**json.loads(path.read_text())) if path.exists() else BestRound()
+        try:
+            return BestRound(**json.loads(path.read_text())) if path.exists() else BestRound()
+        except (ValueError, TypeError):
+            raise IncompleteError(
+                f"{path} is damaged; put back a copy, or remove it: the best round is then chosen among those to come"
+            ) from None
 
     def save_best(self, best: BestRound) -> None:
         write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
@@ -322,11 +346,17 @@ class Store:
         """Bring history.jsonl up to the last committed round.
 
         The line of a round is committed with it; a process killed after the rename and before the append left it out.
+
+        Raises:
+            IncompleteError: the file is damaged.
         """
         path = self.root / "history.jsonl"
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a killed process can leave half a line
-        last = RoundRecord.from_line(whole.splitlines()[-1]).round if whole else 0
+        try:
+            last = RoundRecord.from_line(whole.splitlines()[-1]).round if whole else 0
+        except (ValueError, TypeError, KeyError):
+            raise IncompleteError(f"{path} is damaged in its last line; put back a copy, or remove that line") from None
         if whole != text:
             write_whole(path, whole)
         with path.open("a") as file:
@@ -338,6 +368,18 @@ class Store:
                     logger.warning("%s has no line for round %d, which is no longer kept", path, lost)
                 file.write(record.to_line())
                 last = number
+
+    def rewind_history(self) -> None:
+        """After rounds have been replaced: drop the lines of those that do not count any more."""
+        last, path = self.last_round(), self.root / "history.jsonl"
+        records = self.history()
+        kept = [
+            record
+            for record in records
+            if record.round < last or (record.round == last and record.snapshot_sha256 == self.manifest(last).sha256)
+        ]
+        if kept != records:
+            write_whole(path, "".join(record.to_line() for record in kept))
 
     def history(self) -> list[RoundRecord]:
         """All rounds of this peer, ascending."""

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import Peer
+
+pytest.register_assert_rewrite("processes")  # its assertions are to say as much as those of tests
+from processes import Peer  # noqa: E402
+
+#: A learner for tests that is no test.
+collect_ignore = ["light"]
 
 
 @pytest.fixture(autouse=True, scope="session")

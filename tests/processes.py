@@ -1,20 +1,25 @@
-"""Real ``crad-peer`` processes, for tests that start some."""
+"""Real ``crad-peer`` processes: started, watched, and always ended."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from crad_p2p.results import RoundRecord
+from crad_p2p.errors import ExitCode
+from crad_p2p.manifest import Manifest
+from crad_p2p.results import PeerResult, RoundRecord
+from peer.store import Store
 
 COMMAND = str(Path(sys.executable).with_name("crad-peer"))
 #: Without settings of the command, and without what would make it print colours.
@@ -23,13 +28,21 @@ ENVIRONMENT = {
     for name, value in os.environ.items()
     if not name.startswith("CRAD_") and name not in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
 }
+#: A folder that makes learners light (see there).
+LIGHT = Path(__file__).with_name("light")
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports that nobody listens on."""
+    with ExitStack() as probes:
+        opened = [probes.enter_context(socket.socket()) for _ in range(count)]
+        for probe in opened:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in opened]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def federation_file(folder: Path, *, peers: list[dict[str, Any]] | None = None, **changes: Any) -> Path:
@@ -52,11 +65,13 @@ def until(test: Callable[[], Any], what: str, seconds: float = 120.0) -> None:
 class Peer:
     """A running ``crad-peer`` with its state directory."""
 
-    def __init__(self, folder: Path, *options: str, state: Path, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *options: str, state: Path, command: tuple[str, ...] = (COMMAND,), **environment: str
+    ) -> None:
         self.state = state
         self._log = (folder / f"{time.monotonic_ns()}.log").open("w+")
         self.process = subprocess.Popen(
-            [COMMAND, *options],
+            [*command, *options],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -81,22 +96,51 @@ class Peer:
         lines = (self.state / "history.jsonl").read_text().splitlines()
         return [RoundRecord.from_line(line) for line in lines]
 
+    def manifest(self, number: int) -> Manifest:
+        return Manifest.from_bytes((self.state / f"rounds/{number:06d}/manifest.json").read_bytes())
+
+    def result(self) -> PeerResult:
+        result = Store(self.state).result()
+        assert result is not None
+        return result
+
     def reach(self, number: int) -> None:
         def reached() -> bool:
-            assert self.process.poll() is None, self.output
+            assert self.process.poll() is None or self.last_round() >= number, self.output
             return self.last_round() >= number
 
-        until(reached, f"round {number} of {self.state}")
+        until(reached, f"round {number} of {self.state}: {self.output}")
+
+    def says(self, text: str, seconds: float = 60.0) -> None:
+        """Wait until the log holds this regular expression."""
+
+        def said() -> bool:
+            found = re.search(text, self.output)
+            assert found or self.process.poll() is None, f"ended without '{text}': {self.output}"
+            return bool(found)
+
+        until(said, f"'{text}' in the log of {self.state}", seconds)
 
     def ended(self, seconds: float = 120.0) -> int:
         return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """As a power cut does to the service; its learner ends by itself then."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> float:
+        """Ask it to end; the seconds that it took."""
+        start = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(60)
+        return time.monotonic() - start
 
     def end(self) -> None:
         """End the service, and the learner should it be left."""
         learner = self.learner()
         if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         self._log.close()
         if learner and not has_ended(learner, self.state):
             try:
@@ -112,3 +156,78 @@ def has_ended(pid: int, state: Path) -> bool:
         return str(state) not in Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return True
+
+
+class Peers:
+    """A federation of ``crad-peer`` processes with light learners, or real ones; peer i keeps its state in ``state-i``.
+
+    Args:
+        settings: fields of the federation file.
+    """
+
+    def __init__(self, folder: Path, count: int, *, light: bool = True, linger: float = 20.0, **settings: Any) -> None:
+        self.folder = folder
+        self.count = count
+        self.light = light
+        self.linger = linger
+        self.settings = {"data": {"dataset": "digits", "samples": 100 * count}, **settings}
+        self.ports = free_ports(count)
+        self.control = folder / "control"
+        self.control.mkdir()
+        self.file = self.write_file(folder)
+        self._started: list[Peer] = []
+
+    def write_file(self, folder: Path, ports: dict[int, int] | None = None) -> Path:
+        """The federation file; ``ports`` says where some of the peers are to be found instead."""
+        folder.mkdir(exist_ok=True)
+        where = {**dict(enumerate(self.ports)), **(ports or {})}
+        peers = [{"id": i, "address": f"127.0.0.1:{port}", "arch": "cnn6@0.125"} for i, port in where.items()]
+        return federation_file(folder, peers=peers, **self.settings)
+
+    def state(self, peer: int | str) -> Path:
+        return self.folder / f"state-{peer}"
+
+    def tell(self, name: str, value: object, peer: int | None = None) -> None:
+        """Tell the light learners of all peers, or one, something; None takes it back."""
+        path = self.control / (name if peer is None else f"{name}-{peer}")
+        if value is None:
+            path.unlink(missing_ok=True)
+        else:
+            partial = path.with_suffix(".partial")  # a learner must not read half of it
+            partial.write_text(str(value))
+            partial.rename(path)
+
+    def start(
+        self,
+        peer: int,
+        *options: str,
+        state: Path | None = None,
+        file: Path | None = None,
+        command: tuple[str, ...] = (COMMAND,),
+        **environment: str,
+    ) -> Peer:
+        state = state or self.state(peer)
+        if self.light:
+            paths = [str(LIGHT), environment.pop("PYTHONPATH", ENVIRONMENT.get("PYTHONPATH", ""))]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            environment["LIGHT_CONTROL"] = str(self.control)
+        common = ["--id", str(peer), "--peers", str(file or self.file), "--state-dir", str(state)]
+        common += ["--device", "cpu", "--threads", "1", "--linger", str(self.linger)]
+        self._started.append(Peer(self.folder, *common, *options, state=state, command=command, **environment))
+        return self._started[-1]
+
+    def start_all(self, *options: str) -> list[Peer]:
+        return [self.start(i, *options) for i in range(self.count)]
+
+    def end(self) -> None:
+        for each in self._started:
+            each.end()
+
+
+def assert_one_sentence(output: str, code: int, expected: ExitCode, sentence: str) -> None:
+    """The output is log lines and, last, one line for the user."""
+    assert "Traceback" not in output
+    *log, last = [line for line in output.splitlines() if not re.match(r"E\d{4} .*add_port\.cc", line)]  # grpc's own
+    assert re.fullmatch(f"crad-peer: .*{sentence}.*", last), output
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ peer \d+ (INFO|WARNING) ", line) for line in log), output
+    assert code == expected

@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TORCH_FREE = ("errors", "failpoints", "federation", "foreign", "manifest", "memory", "snapshot", "results", "commands")
+TORCH_FREE = (
+    "errors",
+    "failpoints",
+    "federation",
+    "foreign",
+    "manifest",
+    "memory",
+    "snapshot",
+    "results",
+    "commands",
+    "starting",
+)
 
 #: Imports the modules it is given, in this order, and prints what each of them added, outermost packages only.
 _PROBE = """

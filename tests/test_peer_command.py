@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import COMMAND, ENVIRONMENT, Peer, federation_file, free_port, has_ended, until
+from processes import (
+    COMMAND,
+    ENVIRONMENT,
+    Peer,
+    assert_one_sentence,
+    federation_file,
+    free_port,
+    has_ended,
+    until,
+)
 
 import peer.node
 from crad_p2p import __version__
@@ -43,15 +52,6 @@ def crad_peer(folder: Path, *options: str, **environment: str) -> subprocess.Com
         timeout=60,
         env={**ENVIRONMENT, **environment},
     )
-
-
-def assert_one_sentence(output: str, code: int, expected: ExitCode, sentence: str) -> None:
-    """The output is log lines and, last, one line for the user."""
-    assert "Traceback" not in output
-    *log, last = [line for line in output.splitlines() if not re.match(r"E\d{4} .*add_port\.cc", line)]  # grpc's own
-    assert re.fullmatch(f"crad-peer: .*{sentence}.*", last), output
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ peer \d+ (INFO|WARNING) ", line) for line in log), output
-    assert code == expected
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""With this folder on PYTHONPATH the learner is a few lines in place of torch: ready at once, and slow only if told.
+
+Python imports this module at every start; in any process but a learner it does nothing. So all of ``crad-peer`` is the
+real one, and a test decides when a peer trains and what it publishes. The folder LIGHT_CONTROL may hold, for one peer
+(``NAME-ID``) or for all (``NAME``):
+
+    hold     no round from this number on is trained while the file is there
+    seconds  how long a round takes
+    salt     mixed into the weights, which are otherwise the same whenever a round is trained
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+HEADER = b'{"weights":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}'
+LAYOUT = {"weights": ["F32", [8]]}
+
+
+def weights(peer: int, number: int, salt: str = "") -> bytes:
+    """The snapshot of a round."""
+    data = hashlib.sha256(f"{peer} {number} {salt}".encode()).digest()
+    return len(HEADER).to_bytes(8, "little") + HEADER + data
+
+
+class Learner:
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.last = -1
+        self.commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self) -> None:
+        for line in sys.stdin:
+            self.commands.put(json.loads(line))
+        os._exit(0)
+
+    def setting(self, name: str) -> str | None:
+        for path in (f"{name}-{self.peer}", name):
+            try:
+                return Path(os.environ["LIGHT_CONTROL"], path).read_text().strip()
+            except FileNotFoundError:
+                continue
+        return None
+
+    def emit(self, event: str, **fields: Any) -> None:
+        print(json.dumps({"event": event, "peak_rss_bytes": 1, **fields}), flush=True)
+
+    def train(self, number: int, folder: str) -> None:
+        start = time.monotonic()
+        seconds = float(self.setting("seconds") or 0.02)
+        while time.monotonic() < start + seconds or number >= int(self.setting("hold") or number + 1):
+            time.sleep(0.005)
+        snapshot = weights(self.peer, number, self.setting("salt") or "")
+        Path(folder, "snapshot.safetensors").write_bytes(snapshot)
+        Path(folder, "checkpoint.safetensors").write_bytes(b"momentum")
+        self.last = number
+        self.emit(
+            "trained",
+            round=number,
+            folder=folder,
+            size=len(snapshot),
+            sha256=hashlib.sha256(snapshot).hexdigest(),
+            # Better from round to round, so that the best one is the last.
+            statistics={"counts": [1000, 0], "hits": [min(number, 1000), 0], "predicted": [1000, 0]},
+            global_accuracy=None,
+            log={"loss": 1.0, "target_mass": None, "target_collapsed": None, "target_top1": None, "redone": 0},
+            seconds={"teachers": 0.0, "train": seconds, "validate": 0.0},
+        )
+
+    def run(self) -> None:
+        ready = {"classes": 2, "train_samples": 1, "device": "cpu", "data_digest": "same"}
+        self.emit("ready", layouts={"cnn6@0.125": LAYOUT}, **ready)
+        while True:
+            command = self.commands.get()
+            match command["do"]:
+                case "initialise":
+                    self.train(0, command["folder"])
+                case "restore":
+                    self.last = command["round"]
+                    Path(command["folder"], "snapshot.safetensors").read_bytes()
+                    self.emit("restored", round=self.last)
+                case "teach":
+                    Path(command["snapshot"]).read_bytes()
+                    manifest = json.loads(Path(command["manifest"]).read_bytes())
+                    self.emit("taught", peer=manifest["peer"], round=manifest["round"], usable=True)
+                case "train":
+                    self.train(self.last + 1, command["folder"])
+                case "evaluate":
+                    Path(command["snapshot"]).read_bytes()
+                    self.emit("evaluated", global_accuracy=0.5, local_accuracy=0.5, global_accuracy_per_class=[0.5])
+
+
+if "crad_p2p.learner" in sys.orig_argv:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--id", type=int)
+    try:
+        Learner(parser.parse_known_args(sys.orig_argv)[0].id).run()
+    finally:
+        os._exit(1)
