@@ -44,6 +44,11 @@ class Plan:
     unusable: frozenset[tuple[int, int]] = frozenset()
     barrier: Callable[..., Barrier] = Barrier
 
+    @property
+    def least(self) -> int:
+        """Peers without which nobody may go on; more than half, whatever the settings say."""
+        return max(self.quorum.min, self.peers // 2 + 1) if self.quorum else self.peers
+
     def others(self, me: int) -> tuple[int, ...]:
         return tuple(j for j in range(self.peers) if j != me)
 
@@ -102,9 +107,8 @@ class Laws:
         known = self.published.setdefault((peer, number), snapshot)
         _require(known.digest == snapshot.digest, f"round {number} of peer {peer} has changed")
         if snapshot.trained == number > 0:
-            least = self.plan.quorum.min if self.plan.quorum else self.plan.peers
             behind = sum(durable >= number - 1 for durable in self.durable)
-            _require(behind >= least, f"peer {peer} trained round {number} after {self.durable}")
+            _require(behind >= self.plan.least, f"peer {peer} trained round {number} after {self.durable}")
         self.durable[peer] = number
         if self.plan.quorum:
             limit = self._limits.get(peer, self.plan.rounds)
@@ -136,7 +140,7 @@ class Laws:
         if not quorum:
             _require(not train.missing, f"peer {peer}: {train} under policy all")
         present = sum(durable >= last for durable in self.durable)
-        _require(present >= (quorum.min if quorum else self.plan.peers), f"peer {peer}: {train} after {self.durable}")
+        _require(present >= self.plan.least, f"peer {peer}: {train} after {self.durable}")
 
     def rejoins(self, peer: int, number: int, manifests: Iterable[tuple[int, int]]) -> None:
         """A barrier publishes its last model again as another round; these manifests it has seen."""
@@ -155,7 +159,7 @@ class Laws:
             return
         before, self._limits = self._limits, {}
         for part in parts:
-            if len(part) < self.plan.quorum.min:
+            if len(part) < self.plan.least:
                 limit = max(before.get(i, max(self.durable) + 1) for i in part)
                 self._limits |= dict.fromkeys(part, limit)
 

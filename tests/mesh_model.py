@@ -107,6 +107,7 @@ class Service:
         self.recording: list[Event] = []
         self.decisions: list[Decision] = []
         self._met: set[int] = set()
+        self._taught: dict[int, int] = {}  # with what the learner was taught, by teacher
         self._parked: list[FetchManifest | FetchSnapshot] = []
         self._asked: set[tuple[int, Decision]] = set()
         self._armed: float | None = None
@@ -209,11 +210,14 @@ class Service:
             case Teach(j, number):
                 assert number in self.disk.received[j], f"peer {self.me} is taught {decision} without the file"
                 usable = (j, number) not in self.plan.unusable
+                self._taught[j] = number
                 self._learner_will("teach", lambda: Taught(j, number, usable))
             case Train(number, teachers, _quarantined, _missing, stale):
                 self._require_met(decision)
                 rounds = dict(stale)
                 consumed = {j: self.disk.received[j][rounds.get(j, number - 1)] for j in teachers}
+                for j, snapshot in consumed.items():
+                    assert self._taught[j] == snapshot.round, f"peer {self.me}: {decision} after {self._taught}"
                 self.mesh.laws.trains(self.me, decision, consumed)
                 digests = {j: each.digest for j, each in consumed.items()}
                 last = self.disk.own[number - 1].digest
@@ -241,12 +245,13 @@ class Service:
         assert self._has_met_enough(), f"peer {self.me} decides {decision} and has met only {self._met}"
 
     def _has_met_enough(self) -> bool:
-        return 1 + len(self._met) >= (self.plan.quorum.min if self.plan.quorum else self.plan.peers)
+        return 1 + len(self._met) >= self.plan.least
 
     # --- learner and disk ---
 
     def _start_learner(self) -> None:
         self.learner += 1
+        self._taught = {}
         self._learner_will("learner starts", lambda: LearnerUp(), holds_last_round=True)
 
     def _learner_will(self, what: str, item: Item, *, holds_last_round: bool = False) -> None:

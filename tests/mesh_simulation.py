@@ -90,6 +90,7 @@ class Simulation:
     def _draw_plan(self, **planned: Any) -> Plan:
         draw = self.random
         peers, rounds = draw.choice([2, 2, 3, 3, 3, 4, 4, 5, 6, 7]), draw.randint(2, 6)
+        peers = planned.get("peers", peers)
         quorum = None
         if self.policy == "quorum":
             least = draw.randint(peers // 2 + 1, peers) if draw.random() < 0.3 else peers // 2 + 1
@@ -105,8 +106,8 @@ class Simulation:
             frozenset((draw.randrange(peers), draw.randrange(rounds)) for _ in range(draw.choice([0, 0, 0, 2])))
             for _ in range(2)
         )
-        fields = {"quorum": quorum, "start_wait": draw.choice([20.0, 60.0]), "teaching": teaching}
-        return Plan(peers, rounds, **{**fields, "unfit": unfit, "unusable": unusable, **planned})
+        fields = {"peers": peers, "rounds": rounds, "quorum": quorum, "start_wait": draw.choice([20.0, 60.0])}
+        return Plan(**{**fields, "teaching": teaching, "unfit": unfit, "unusable": unusable, **planned})
 
     def _draw_site(self) -> Site:
         draw = self.random

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 from barrier_model import ModelChecker, ViolationError
+from planted_faults import (
+    CreditingBarrier,
+    DeafBarrier,
+    ForgetfulBarrier,
+    HastyBarrier,
+    LeapingBarrier,
+    LenientBarrier,
+    PatientBarrier,
+)
 
-from peer.barrier import Barrier, Quorum
-from peer.events import Decision, Teach
+from peer.barrier import Quorum
 
 #: Two of three peers go on; what is one round too old may teach.
 TWO = Quorum(min=2, max_staleness=1, grace=0.0)
@@ -34,30 +42,6 @@ def test_peers_that_do_not_teach_keep_the_distance_too() -> None:
 def test_a_disk_that_is_rolled_back_does_no_harm_if_its_peer_is_given_its_rounds_back() -> None:
     assert ModelChecker(crashes=(0, 0, 0), rollbacks=(1, 0, 0)).run() > 40_000
     assert ModelChecker(peers=2, rounds=4, crashes=(2, 0), rollbacks=(2, 0)).run() > 1_000
-
-
-class HastyBarrier(Barrier):
-    """Planted fault: goes on without the last one."""
-
-    def _pending(self) -> list[int]:
-        return super()._pending()[1:]
-
-
-class DeafBarrier(Barrier):
-    """Planted fault: the manifest of one peer is not waited for."""
-
-    def _decide(self) -> list[Decision]:
-        if self.published >= 0:
-            self.state.manifests.add(self.others[0])
-        return super()._decide()
-
-
-class ForgetfulBarrier(Barrier):
-    """Planted fault: a snapshot that comes while the learner runs another is never given to it."""
-
-    def _learner_work(self) -> list[Decision]:
-        busy = len(self.state.given) > len(self.state.taught)
-        return [each for each in super()._learner_work() if not (busy and isinstance(each, Teach))]
 
 
 @pytest.mark.parametrize(
@@ -104,36 +88,6 @@ def test_a_teacher_that_crashes() -> None:
 def test_two_peers_of_two_are_all_peers() -> None:
     both = ModelChecker(**QUORUM | {"peers": 2, "rounds": 4, "crashes": (1, 1)})
     assert both.run() > 1_000
-
-
-class CreditingBarrier(Barrier):
-    """Planted fault: whoever has said anything counts as present."""
-
-    def _is_present(self, j: int) -> bool:
-        return self.state.announced[j] >= 0
-
-
-class LeapingBarrier(Barrier):
-    """Planted fault: rejoins at a round of which it has seen nothing."""
-
-    def _hear(self, peer: int, number: int, busy: float) -> None:
-        super()._hear(peer, number, busy)
-        if number == self.published + 1 < self.rounds:
-            self.state.ahead = max(self.state.ahead, number + 1)
-
-
-class PatientBarrier(Barrier):
-    """Planted fault: waits for everybody, whatever the time."""
-
-    def _is_time_to_choose(self) -> bool:
-        return not self._pending()
-
-
-class LenientBarrier(Barrier):
-    """Planted fault: anything old may teach."""
-
-    def _is_fresh_enough(self, model_round: int) -> bool:
-        return model_round >= 0
 
 
 @pytest.mark.parametrize(
