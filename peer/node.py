@@ -602,7 +602,8 @@ class Node:
             )
 
     async def _say_farewell(self) -> None:
-        """Let those who watch read that this peer leaves, and has collected everything."""
+        """Let the others read that this peer leaves, and has collected everything; else they linger for it."""
+        await self._status.followed_by(self._barrier.state.connected, _FAREWELL)  # some may only just have come up
         self._status.update(phase="done", leaving=True)
         if not await self._status.drained(_FAREWELL):
             logger.info("someone still watches; leaving all the same")

@@ -51,10 +51,11 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         self._status = status
         self._witness = witness or Witness({})
         self.bytes_sent = 0
+        self._callers: dict[str, int] = {}  # who has said hello on a connection, and does not watch yet
 
     async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloReply:
         """Both sides compare. The caller ends if it must; here a disagreement is said, and the run goes on."""
-        del context
+        self._callers[context.peer()] = request.peer
         if difference := describe_disagreement(request, self._federation, self._id):
             logger.warning("peer %d calls with other settings: %s", request.peer, difference)
         reply = peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
@@ -63,7 +64,8 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         return reply
 
     async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:
-        del context
+        if (peer := self._callers.pop(context.peer(), None)) is not None:
+            self._status.follow(peer)
         async for state in self._status.watch(progress=request.progress):
             yield state
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 from peer._proto.crad.v1 import peer_pb2
@@ -21,6 +21,7 @@ class Status:
         self.state = peer_pb2.PeerState(round=-1, collected=-1, phase="start")
         self._version = 0
         self._watchers = 0
+        self._followers: set[int] = set()
         self._closed = False
         self._changed: asyncio.Future[None] | None = None  # done at the next change, for those who wait
 
@@ -63,6 +64,15 @@ class Status:
         """End all streams, without a word of leaving: this peer stops, and will be back."""
         self._closed = True
         self._wake()
+
+    def follow(self, peer: int) -> None:
+        """Another peer has begun to watch."""
+        self._followers.add(peer)
+        self._wake()
+
+    async def followed_by(self, peers: Collection[int], seconds: float) -> None:
+        """Wait until all these peers have watched since the start, at most so long."""
+        await self._until(lambda: self._followers.issuperset(peers), seconds)
 
     async def drained(self, seconds: float) -> bool:
         """Wait until no watcher is left, at most so long; whether none is."""

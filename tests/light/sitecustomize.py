@@ -6,6 +6,7 @@ real one, and a test decides when a peer trains and what it publishes. The folde
 
     hold     no round from this number on is trained while the file is there
     seconds  how long a round takes
+    fail     the round in place of which the learner ends, as one does whose data cannot be used
     salt     mixed into the weights, which are otherwise the same whenever a round is trained
 """
 
@@ -56,10 +57,13 @@ class Learner:
         print(json.dumps({"event": event, "peak_rss_bytes": 1, **fields}), flush=True)
 
     def train(self, number: int, folder: str) -> None:
-        start = time.monotonic()
-        seconds = float(self.setting("seconds") or 0.02)
-        while time.monotonic() < start + seconds or number >= int(self.setting("hold") or number + 1):
+        if self.setting("fail") == str(number):
+            self.emit("failed", exit_code=8, message="no more images")
+            os._exit(8)
+        while number >= int(self.setting("hold") or number + 1):
             time.sleep(0.005)
+        seconds = float(self.setting("seconds") or 0.02)
+        time.sleep(seconds)
         snapshot = weights(self.peer, number, self.setting("salt") or "")
         Path(folder, "snapshot.safetensors").write_bytes(snapshot)
         Path(folder, "checkpoint.safetensors").write_bytes(b"momentum")

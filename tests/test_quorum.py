@@ -1,0 +1,382 @@
+"""Policy ``quorum`` with real ``crad-peer`` processes: who is waited for, who is gone on without, and who says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ENVIRONMENT, LIGHT, Peer, Peers, assert_one_sentence, until
+
+from crad_p2p.errors import ExitCode
+from peer.events import Connected
+from peer.recorder import FILE, replay
+
+GRACE = 1.5
+QUORUM = {"policy": "quorum", "grace": GRACE}
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
+    """Make federations; all their processes have ended after the test."""
+    made: list[Peers] = []
+
+    def make(count: int, **settings: Any) -> Peers:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Peers(folder, count, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
+def is_connected(peer: Peer, other: int) -> bool:
+    """Whether a peer has reached another one since its start, or since ``events.jsonl`` was emptied."""
+    path = peer.state / FILE
+    return path.exists() and any(step.event == Connected(other) for step in replay(path))
+
+
+def connected(peers: list[Peer]) -> None:
+    """Wait until all have reached one another, so that nothing below depends on how fast they start."""
+    for i, each in enumerate(peers):
+        for j in range(len(peers)):
+            until(lambda each=each, j=j, i=i: i == j or is_connected(each, j), f"peer {i} reaches {j}: {each.output}")
+
+
+def reconnected(peer: Peer, other: int, times: int = 2) -> None:
+    def again() -> bool:
+        return sum(step.event == Connected(other) for step in replay(peer.state / FILE)) >= times
+
+    until(again, f"{peer.state} reaches peer {other} again: {peer.output}")
+
+
+def run_together(peers: Peers, number: int) -> list[Peer]:
+    """Start all; they have published this round, and have that of the others, and wait."""
+    peers.tell("hold", 1)
+    started = peers.start_all()
+    connected(started)
+    peers.tell("hold", number + 1)
+    for i, each in enumerate(started):
+        each.reach(number)
+        for j in range(len(started)):
+            until(
+                lambda each=each, j=j, i=i: i == j or has_of(each, j, number), f"round {number} of {j}: {each.output}"
+            )
+    return started
+
+
+def has_of(peer: Peer, other: int, number: int) -> bool:
+    """Whether another peer's snapshot is here."""
+    return (peer.state / f"received/{number:06d}/{other}.safetensors").exists()
+
+
+def words(peer: Peer) -> str:
+    return peer.output.splitlines()[-1]
+
+
+def rounds_without(peer: Peer, other: int, field: str) -> list[int]:
+    return [record.round for record in peer.history() if other in getattr(record, field)]
+
+
+# --- one that goes away and comes back --------------------------------------------------------------------------------
+
+
+def test_a_killed_peer_costs_one_deadline_and_rejoins_at_the_round_of_the_mesh(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(4, rounds=24, barrier={**QUORUM, "max_staleness": 2})
+    running = run_together(peers, 4)
+    *others, killed = running
+    killed.kill()
+    start = time.monotonic()
+    peers.tell("hold", 15)
+    for each in others:
+        each.reach(14)
+    waited = time.monotonic() - start
+    # One deadline for ten rounds; a second one would be over twice this, since each begins with the grace.
+    assert GRACE < waited < 2 * GRACE + 3, waited
+    for each in others:
+        waits = {record.round: record.seconds.wait for record in each.history() if record.round > 5}
+        # Deadlines differ a little between peers, and who was first waits for who was last.
+        assert {number for number, wait in waits.items() if wait > GRACE / 3} <= {6, 7}, waits
+
+    back = peers.start(3)
+    back.says("WARNING the mesh is at round 14 and went on without this peer, which was at round 4: going on from")
+    for each in others:
+        reconnected(each, 3)
+        until(lambda each=each: has_of(each, 3, 14), "its round 14 is here")
+    manifest = back.manifest(14)
+    assert (manifest.round, manifest.model_round, manifest.consumed) == (14, 4, ())
+    assert manifest.sha256 == back.manifest(14).sha256 != others[0].manifest(14).sha256
+    peers.tell("hold", None)
+    for each in [*others, back]:
+        assert each.ended() == ExitCode.RESERVATIONS, each.output
+
+    history = back.history()
+    assert [record.round for record in history] == [1, 2, 3, 4, *range(14, 25)]
+    assert {record.round: record.skipped_rounds for record in history if record.skipped_rounds} == {
+        14: tuple(range(5, 14))
+    }
+    (rejoined,) = (record for record in history if record.round == 14)
+    assert rejoined.snapshot_sha256 == manifest.sha256
+    assert (rejoined.teachers, rejoined.missing_teachers, rejoined.seconds.train) == ((), (), 0.0)
+    assert back.result().skipped_rounds == tuple(range(5, 14))
+    assert back.result().rounds_completed == 24
+    assert_one_sentence(
+        back.output,
+        back.process.returncode,
+        ExitCode.RESERVATIONS,
+        "all 24 rounds are done, with reservations: .*the mesh went on without this peer in 9 rounds, last in round 13",
+    )
+    for each in others:
+        stale, missing = rounds_without(each, 3, "stale_teachers"), rounds_without(each, 3, "missing_teachers")
+        assert stale == [6, 7]
+        assert missing == [8, 9, 10, 11, 12, 13, 14, 15]  # the model of round 4 is not young enough for round 15
+        assert {3 in record.teachers for record in each.history() if record.round in missing} == {False}
+        assert each.history()[15].round == 16
+        assert 3 in each.history()[15].teachers
+        assert (each.result().stale_teachers, each.result().missing_teachers) == ((3,), (3,))
+        assert each.result().skipped_rounds == ()
+        assert_one_sentence(
+            each.output,
+            each.process.returncode,
+            ExitCode.RESERVATIONS,
+            "all 24 rounds are done, with reservations: 10 of 24 rounds were trained without the newest model of "
+            r"peer 3\. .*history\.jsonl has the details",
+        )
+        assert "WARNING round 6 is trained without round 4 of peer 3 in place of 5" in each.output
+        assert "WARNING round 8 is trained without peer 3" in each.output
+        assert "WARNING round 16" not in each.output
+        assert "lost" not in each.output  # nobody has lost anything
+    last = others[0].manifest(24)
+    assert (last.missing, last.model_round, len(last.consumed)) == ((), 24, 3)
+
+
+def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callable[..., Peers]) -> None:
+    """A peer that is killed for good: the others finish with reservations, and do not linger for it."""
+    peers = mesh(3, rounds=9, barrier={**QUORUM, "max_staleness": 2}, linger=60.0)
+    *others, killed = run_together(peers, 4)
+    killed.kill()
+    peers.tell("hold", 7)
+    for each in others:
+        each.reach(6)
+        assert {(c.peer, c.round) for c in each.manifest(6).consumed} >= {(2, 4)}
+        assert each.manifest(6).missing == ()
+        # What was consumed is what the other has published.
+        found = {c.peer: c.sha256 for c in each.manifest(6).consumed}
+        assert found[2] == json.loads((killed.state / "rounds/000004/manifest.json").read_text())["sha256"]
+    start = time.monotonic()
+    peers.tell("hold", None)
+    for i, each in enumerate(others):
+        assert each.ended() == ExitCode.RESERVATIONS, each.output
+        assert each.manifest(9).missing == (2,)
+        assert [c.peer for c in each.manifest(9).consumed] == [1 - i]
+        assert rounds_without(each, 2, "missing_teachers") == [8, 9]
+        assert "peer 2 had not finished when this peer left" in words(each)
+        assert {record.round for record in each.history()} == set(range(1, 10))
+    assert time.monotonic() - start < 20  # and not the linger time
+
+
+# --- too few ----------------------------------------------------------------------------------------------------------
+
+
+def test_fewer_than_min_wait_and_say_so_and_go_on_when_one_returns(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(4, rounds=8, barrier=QUORUM)
+    running = run_together(peers, 4)
+    for each in running[2:]:
+        each.kill()
+    peers.tell("hold", None)
+    reached = {}
+    for each in running[:2]:
+        until(lambda each=each: explanation(each) is not None and "it needs 3 of 4" in explanation(each), each.output)
+        reached[each.state] = each.last_round()
+    # The time that a deadline would take, and more, changes nothing.
+    time.sleep(2 * GRACE)
+    for each in running[:2]:
+        said = explanation(each)
+        assert said is not None
+        number = reached[each.state]
+        assert f"round {number + 1} waits for round {number} of peers 2 (not connected), 3 (not connected)" in said
+        assert "; it needs 3 of 4 peers and has 2" in said
+        assert each.last_round() == reached[each.state] <= 5
+        assert each.process.poll() is None
+    back = peers.start(2)
+    for each in [*running[:2], back]:
+        assert each.ended() == ExitCode.RESERVATIONS, each.output
+        assert each.result().rounds_completed == 8
+    assert "peer 3" in words(running[0])
+
+
+def explanation(peer: Peer) -> str | None:
+    """What it waits for, after the last event that it has taken in."""
+    steps = list(replay(peer.state / FILE))
+    return steps[-1].explanation if steps else None
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_wait_over_all_that_are_up_end_and_name_the_missing(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(5, rounds=3)
+    running = [peers.start(i, "--start-wait", "3") for i in (0, 1, 3)]
+    for each in running:
+        code = each.ended(20)
+        sentence = r"peers 2, 4 have not been reached within 3 s of the start; see .*start the same command again"
+        assert_one_sentence(each.output, code, ExitCode.INCOMPLETE, sentence)
+        assert each.last_round() == 0
+    # The same command continues.
+    again = [peers.start(i, "--start-wait", "30") for i in range(5)]
+    for each in again:
+        assert each.ended() == ExitCode.COMPLETE, each.output
+
+
+def test_one_that_is_missing_at_the_start_is_named_in_the_singular(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=3)
+    alone = peers.start(1, "--start-wait", "0.5")
+    sentence = r"peer 0 has not been reached within 0\.5 s of the start; see .*"
+    code = alone.ended(20)
+    assert_one_sentence(alone.output, code, ExitCode.INCOMPLETE, sentence)
+
+
+def test_under_quorum_they_go_on_after_the_start_wait_and_report_the_subset(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(5, rounds=6, barrier=QUORUM)
+    running = [peers.start(i, "--start-wait", "3") for i in (0, 1, 3)]
+    for each in running:
+        assert each.ended(40) == ExitCode.RESERVATIONS, each.output
+        assert {record.missing_teachers for record in each.history()} == {(2, 4)}
+        assert each.result().missing_teachers == (2, 4)
+        assert each.manifest(6).missing == (2, 4)
+        assert "6 of 6 rounds were trained without the newest model of peers 2, 4" in words(each)
+        assert "peers 2, 4 had not finished when this peer left" in words(each)
+        # The wait is paid once.
+        assert sum(record.seconds.wait > GRACE for record in each.history()) == 1
+
+
+def test_two_of_five_are_too_few_for_a_start_under_quorum(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(5, rounds=6, barrier=QUORUM)
+    running = [peers.start(i, "--start-wait", "1") for i in (1, 4)]
+    for each in running:
+        code = each.ended(20)
+        sentence = "peers 0, 2, 3 have not been reached within 1 s of the start"
+        assert_one_sentence(each.output, code, ExitCode.INCOMPLETE, sentence)
+        assert each.last_round() == 0
+
+
+# --- a slow one -------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_twenty_times_slower_is_waited_for(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=3, barrier={**QUORUM, "grace": 0.8})
+    peers.tell("hold", 1)
+    running = peers.start_all()
+    connected(running)
+    peers.tell("seconds", 0.075)
+    peers.tell("seconds", 1.5, peer=1)  # longer than grace and the others' round times would allow
+    peers.tell("hold", None)
+    for each in running:
+        assert each.ended() == ExitCode.COMPLETE, each.output
+        assert [len(record.teachers) for record in each.history()] == [2] * 3
+
+
+def test_a_peer_that_becomes_slow_is_missed_at_first_and_then_waited_for(mesh: Callable[..., Peers]) -> None:
+    """It says how long it took; before that, nobody could know."""
+    peers = mesh(3, rounds=9, barrier={**QUORUM, "grace": 0.5})
+    one, slow, two = run_together(peers, 4)
+    peers.tell("hold", 5, peer=1)
+    peers.tell("hold", 7)
+    for each in (one, two):
+        each.reach(6)
+    peers.tell("seconds", 1.5, peer=1)
+    peers.tell("hold", 7, peer=1)
+    for each in (one, two):
+        until(lambda each=each: has_of(each, 1, 6), "its round 6 is here")
+    peers.tell("hold", None, peer=1)
+    peers.tell("hold", None)
+    for each in (one, slow, two):
+        assert each.ended() == ExitCode.RESERVATIONS if each is not slow else each.ended() in (0, 11), each.output
+    for each in (one, two):
+        assert [r.round for r in each.history() if 1 in r.missing_teachers + r.stale_teachers] == [6, 7]
+        assert [r.round for r in each.history() if 1 in r.teachers and r.round > 7] == [8, 9]
+        assert all(r.seconds.wait > 1 for r in each.history() if r.round > 7)
+
+
+# --- the configuration ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "least"), [(4, 2), (5, 2)])
+def test_a_min_of_half_or_less_is_refused_when_the_file_is_read(
+    mesh: Callable[..., Peers], count: int, least: int
+) -> None:
+    peers = mesh(count, barrier={**QUORUM, "min": least})
+    refused = peers.start(0)
+    code = refused.ended(20)
+    sentence = (
+        rf"peers\.yaml: barrier\.min: {least} of {count} peers; it must be more than half, .*from {count // 2 + 1}"
+    )
+    assert_one_sentence(refused.output, code, ExitCode.CONFIGURATION, sentence)
+    assert not refused.state.exists()
+
+
+# --- crad-mesh up -----------------------------------------------------------------------------------------------------
+
+
+def up(peers: Peers, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(LIGHT), ENVIRONMENT.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "launch", "up", "--peers", str(peers.file), "--out", "out", "--threads", "1"],
+        cwd=peers.folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**ENVIRONMENT, "PYTHONPATH": path, "LIGHT_CONTROL": str(peers.control), "COLUMNS": "1000"},
+    )
+
+
+def test_up_goes_on_without_a_peer_that_ends_with_an_error_and_says_so(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(4, rounds=9, barrier={**QUORUM, "grace": 4.0})
+    peers.tell("fail", 4, peer=3)
+    ended = up(peers)
+    assert ended.returncode == ExitCode.RESERVATIONS, ended.stdout + ended.stderr
+    assert "peer 3 ended, and the others go on without it: no more images" in ended.stdout
+    assert "round 9 of 9: mean validation accuracy" in ended.stdout
+    assert ended.stderr.startswith("crad-mesh: all 9 rounds are done, but not by peer 3: ")
+    summary = json.loads((peers.folder / "out/summary.json").read_text())
+    assert (summary["complete"], summary["best_round"]) == (False, None)
+    assert [each["rounds_completed"] for each in summary["peers"]] == [9, 9, 9, 3]
+    assert [each["missing_teachers"] for each in summary["peers"]] == [[3], [3], [3], []]
+
+    peers.tell("fail", None, peer=3)  # mended: the same command brings it to the end, too
+    ended = up(peers)
+    assert ended.returncode == ExitCode.RESERVATIONS, ended.stdout + ended.stderr
+    assert "all 9 rounds are done, with reservations: some were made without a peer" in ended.stderr
+    summary = json.loads((peers.folder / "out/summary.json").read_text())
+    assert summary["complete"] is True
+    assert [each["rounds_completed"] for each in summary["peers"]] == [9, 9, 9, 9]
+    assert summary["peers"][3]["skipped_rounds"] == [4, 5, 6, 7, 8]
+    again = up(peers)  # a finished run is shown, and ends as it did
+    assert again.returncode == ExitCode.RESERVATIONS
+    assert "holds the complete run" in again.stdout
+
+
+def test_up_ends_when_too_few_are_left(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=9, barrier=QUORUM)
+    peers.tell("fail", 3, peer=0)
+    peers.tell("fail", 4, peer=2)
+    ended = up(peers)
+    assert ended.returncode == ExitCode.DATA, ended.stdout + ended.stderr
+    assert "peer 0 ended, and the others go on without it" in ended.stdout
+    assert ended.stderr.startswith("crad-mesh: peer 2 ended: no more images")
+
+
+def test_under_policy_all_up_ends_with_the_first_peer_that_does(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=9)
+    peers.tell("fail", 3, peer=1)
+    ended = up(peers)
+    assert ended.returncode == ExitCode.DATA, ended.stdout + ended.stderr
+    assert ended.stderr.startswith("crad-mesh: peer 1 ended: no more images")
