@@ -36,7 +36,6 @@ SERVICE_POINTS = (
     "after-fsync-rounds",
     "before-announce",
     "announced",
-    "half-pruned",
     "pruned",
 )
 #: In the learner.

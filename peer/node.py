@@ -103,7 +103,13 @@ class Node:
             CradError: why this peer ended before that; another start continues after the last committed round.
         """
         require_loopback(self._federation, self._host.listen)
-        self._store.open(self._federation, self._id)
+        try:
+            self._store.open(self._federation, self._id)
+            await self._run_opened()
+        except OSError as error:
+            raise self._disk_failed(error) from None
+
+    async def _run_opened(self) -> None:
         server = exchange = None
         try:
             witness = Witness(self._store.load_seen())
@@ -176,7 +182,8 @@ class Node:
                 raise self._disk_failed(_first(disk)) from None
             raise
         finally:
-            self._recorder.close()
+            with suppress(OSError):  # on a full disk it fails again, and must not hide what ended this peer
+                self._recorder.close()
 
     def _disk_failed(self, error: BaseException) -> IncompleteError:
         return IncompleteError(

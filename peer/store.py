@@ -73,6 +73,7 @@ class Store:
         self._check_owner(federation, peer_id)
         for leftover in (*self._rounds.glob(".*"), *self._received.glob(".*")):
             shutil.rmtree(leftover)
+        self._drop_torn_manifests()
 
     def close(self) -> None:
         """Give the lock back."""
@@ -240,6 +241,15 @@ class Store:
         partial.rename(path)
         fail_point("manifest-renamed", manifest.round)
 
+    def _drop_torn_manifests(self) -> None:
+        """They were not made durable, so a power cut may have left a part of one under its name, or zeros."""
+        for path in self._received.glob("*/*.json"):
+            try:
+                Manifest.from_bytes(path.read_bytes())
+            except ValueError as error:
+                logger.info("%s is torn and will be fetched again (%s)", path, error)
+                path.unlink()
+
     def received_rounds(self, peer: int) -> list[int]:
         """Rounds of which a manifest of a peer is here, ascending."""
         return sorted(int(path.parent.name) for path in self._received.glob(f"[0-9]*/{peer}.json"))
@@ -393,7 +403,6 @@ def _delete(folder: Path) -> None:
     """Remove a directory so that nothing of it is ever seen without the rest, should this process be killed midway."""
     hidden = folder.with_name(f".old-{folder.name}")
     folder.rename(hidden)
-    fail_point("half-pruned", int(folder.name))
     shutil.rmtree(hidden)
 
 
