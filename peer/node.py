@@ -93,6 +93,10 @@ class Node:
         self._unanswered = 0
         self._train_samples = 0
         self._peak_rss = 0
+        self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = (
+            (),
+            (),
+        )  # missing and stale teachers of the last round
         self._leave_at: float | None = None  # set once the last round is evaluated
 
     async def run(self) -> None:
@@ -282,15 +286,15 @@ class Node:
         work.training_since = time.monotonic()
         work.train = decision
         work.consumed = tuple(self._exchange.consumed(peer, number) for peer, number in rounds.items())
-        if decision.missing or decision.stale:
-            logger.warning(
-                "round %d is trained without %s",
-                decision.round,
-                " and ".join(
-                    [_peers(decision.missing)] * bool(decision.missing)
-                    + [f"round {number} of peer {peer} in place of {last}" for peer, number in decision.stale]
-                ),
-            )
+        lacking = (decision.missing, tuple(peer for peer, _ in decision.stale))
+        if lacking != self._lacking:  # once, and again when it changes; every round has it in its history
+            self._lacking = lacking
+            words = [f"without {_peers(decision.missing)}"] if decision.missing else []
+            words += [f"with an older model of {_peers(lacking[1])}"] if decision.stale else []
+            if words:
+                logger.warning("round %d is trained %s", decision.round, " and ".join(words))
+            else:
+                logger.info("round %d is trained with the newest models of all others again", decision.round)
         self._command(
             "train",
             teachers=list(decision.teachers),
@@ -432,7 +436,7 @@ class Node:
             missing=work.train.missing if work.train else (),
             quarantined=work.train.quarantined if work.train else (),
         )
-        busy = sum(seconds.values())
+        busy = sum(seconds.values()) if number else 0.0  # making the initial model says nothing of a round
         record = RoundRecord(
             peer=self._id,
             round=number,
@@ -486,10 +490,13 @@ class Node:
         fail_point("announced", manifest.round)
 
     async def _forget_old(self, number: int) -> None:
-        """Delete what nobody needs any more; of the others one round more stays, for one that loses its disk."""
+        """Delete what nobody needs any more.
+
+        Of the others two rounds more stay: one that loses its disk may be a round behind, and gets its last two back.
+        """
         kept = {number, number - 1, self._best.round}
         quorum = self._barrier.quorum
-        received_from = number - max(1, quorum.max_staleness if quorum else 0)
+        received_from = number - max(2, quorum.max_staleness if quorum else 0)
         await self._exchange.forget_before(received_from)
         self._store.prune((each for each in kept if each is not None), received_from=received_from)
         fail_point("pruned", number)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.register_assert_rewrite("processes")  # its assertions are to say as much as those of tests
-from processes import Peer  # noqa: E402
+from processes import Peer, Peers  # noqa: E402
 
 #: A learner for tests that is no test.
 collect_ignore = ["light"]
@@ -37,4 +38,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
 
     yield run
     for each in started:
+        each.end()
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
+    """Make federations of real processes, which have all ended after the test."""
+    made: list[Peers] = []
+
+    def make(count: int, **settings: Any) -> Peers:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Peers(folder, count, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
         each.end()
