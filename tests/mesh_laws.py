@@ -163,8 +163,8 @@ class Laws:
                 limit = max(before.get(i, max(self.durable) + 1) for i in part)
                 self._limits |= dict.fromkeys(part, limit)
 
-    def rolled_back(self, peer: int, number: int) -> None:
-        """A peer's disk has lost its last rounds, or has been given some of them back."""
+    def lost(self, peer: int, number: int) -> None:
+        """What a peer published after this round is lost everywhere, as if it had never been."""
         self.durable[peer] = number
 
 

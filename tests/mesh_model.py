@@ -437,21 +437,30 @@ class Mesh:
         self.cuts.difference_update(links)
         self._network_changed(links)
 
-    def roll_back(self, i: int, number: int) -> None:
-        """The disk of a peer that is down is put back to what it was when ``number`` was its last round."""
+    def roll_back(self, i: int) -> None:
+        """The disk of a peer that is down is put back to what it was one round ago."""
         assert self.services[i] is None
-        published = self.laws.published
+        number, published = self.disks[i].last - 1, self.laws.published
         self.disks[i] = Disk({r: published[i, r] for r in (number - 1, number) if (i, r) in published})
-        self.laws.rolled_back(i, number)
+        if not self.holders_of_lost(i):
+            self.laws.lost(i, number)
 
     def give_back(self, i: int) -> None:
         """A peer that is down fetches its own last two rounds back from those who hold them."""
         assert self.services[i] is None
         disk = self.disks[i]
-        for holder in self.disks:
-            disk.own |= holder.received.get(i, {})
+        for holder in self.holders_of_lost(i):
+            disk.own |= self.disks[holder].received[i]
         disk.prune()
-        self.laws.rolled_back(i, disk.last)
+
+    def holders_of_lost(self, i: int) -> list[int]:
+        """Who holds a round of peer i that it has lost."""
+        return [j for j in self.plan.others(i) if self.remembers_more(j, i)]
+
+    def heartbeat(self) -> None:
+        """Everybody looks at all links."""
+        for i in range(self.plan.peers):
+            self._recheck(i)
 
     def remembers_more(self, i: int, j: int) -> bool:
         """Whether peer i holds a round of j that j has lost."""
@@ -538,6 +547,11 @@ class Mesh:
     def is_done(self, i: int) -> bool:
         service = self.services[i]
         return i in self.left or (service is not None and service.done)
+
+    @property
+    def late(self) -> list[int]:
+        """Who still has something to do; not those who were so long away that the others have left."""
+        return [i for i in range(self.plan.peers) if not self.is_done(i) and i not in self.deserted]
 
     def replay(self) -> None:
         """Every recording, given to a new barrier, leads to the same decisions."""

@@ -176,7 +176,7 @@ class Simulation:
             self._run_until(stop)
             self._mend_everything()
             self._run_until(stop + _BOUND)
-            late = [i for i in range(self.plan.peers) if not self._may_be_unfinished(i) and not self.mesh.is_done(i)]
+            late = [i for i in self.mesh.late if i not in self.dead]
             assert not late, f"faults stopped at {stop:.3f} s, dead are {sorted(self.dead)}, and never done are {late}"
         self._check_digests()
         self.mesh.replay()
@@ -188,10 +188,6 @@ class Simulation:
             assert self.events < _MOST, "they never come to rest"
             action()
         self.now = end
-
-    def _may_be_unfinished(self, i: int) -> bool:
-        """Down for good; or so long away that all that was left to do was done, and the others had gone."""
-        return i in self.dead or i in self.mesh.deserted
 
     def _check_digests(self) -> None:
         if self.plan.quorum is None:
