@@ -19,6 +19,8 @@ import yaml
 from crad_p2p.errors import ExitCode
 from crad_p2p.manifest import Manifest
 from crad_p2p.results import PeerResult, RoundRecord
+from peer.events import Connected
+from peer.recorder import FILE, replay
 from peer.store import Store
 
 COMMAND = str(Path(sys.executable).with_name("crad-peer"))
@@ -30,6 +32,15 @@ ENVIRONMENT = {
 }
 #: A folder that makes learners light (see there).
 LIGHT = Path(__file__).with_name("light")
+
+
+#: ``crad-peer`` that goes on whatever the others have had of it.
+DEAF = (
+    sys.executable,
+    "-P",
+    "-c",
+    "import peer.exchange, peer.cli; peer.exchange.refuse_rollback = lambda *_: None; peer.cli.main()",
+)
 
 
 def free_ports(count: int) -> list[int]:
@@ -121,6 +132,24 @@ class Peer:
 
         until(said, f"'{text}' in the log of {self.state}", seconds)
 
+    def has(self, other: int, number: int) -> bool:
+        """Whether another peer's snapshot is here."""
+        return (self.state / f"received/{number:06d}/{other}.safetensors").exists()
+
+    def times_connected(self, other: int) -> int:
+        """How often it has reached another peer."""
+        path = self.state / FILE
+        return sum(step.event == Connected(other) for step in replay(path)) if path.exists() else 0
+
+    def explanation(self) -> str:
+        """What it waits for, after the last event that it has taken in."""
+        path = self.state / FILE
+        said = [step.explanation for step in replay(path)] if path.exists() else []
+        return said[-1] if said else ""
+
+    def last_words(self) -> str:
+        return self.output.splitlines()[-1]
+
     def ended(self, seconds: float = 120.0) -> int:
         return self.process.wait(seconds)
 
@@ -210,7 +239,7 @@ class Peers:
         if self.light:
             paths = [str(LIGHT), environment.pop("PYTHONPATH", ENVIRONMENT.get("PYTHONPATH", ""))]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-            environment["LIGHT_CONTROL"] = str(self.control)
+            environment.setdefault("LIGHT_CONTROL", str(self.control))
         common = ["--id", str(peer), "--peers", str(file or self.file), "--state-dir", str(state)]
         common += ["--device", "cpu", "--threads", "1", "--linger", str(self.linger)]
         self._started.append(Peer(self.folder, *common, *options, state=state, command=command, **environment))
@@ -219,8 +248,34 @@ class Peers:
     def start_all(self, *options: str) -> list[Peer]:
         return [self.start(i, *options) for i in range(self.count)]
 
+    def connected(self, started: list[Peer]) -> None:
+        """Wait until all have reached one another, so that nothing depends on how fast each of them starts."""
+        for i, each in enumerate(started):
+            for j in range(len(started)):
+                until(lambda each=each, j=j, i=i: i == j or each.times_connected(j), f"{each.state} reaches peer {j}")
+
+    def run_to(self, number: int, *options: str) -> list[Peer]:
+        """Start all; they have published this round, and have that of the others, and wait."""
+        self.tell("hold", 1)
+        started = self.start_all(*options)
+        self.connected(started)
+        self.go_to(number, started)
+        return started
+
+    def go_to(self, number: int, peers: list[Peer]) -> None:
+        """Let these, which are all that run, go on up to this round."""
+        self.tell("hold", number + 1)
+        for each in peers:
+            each.reach(number)
+        ids = [int(each.state.name.rpartition("-")[2]) for each in peers]
+        for i, each in zip(ids, peers, strict=True):
+            for j in ids:
+                until(lambda each=each, j=j, i=i: i == j or each.has(j, number), f"round {number} of peer {j} is here")
+
     def end(self) -> None:
-        for each in self._started:
+        for each in reversed(
+            self._started
+        ):  # several may have had the same state directory, of which the last one runs
             each.end()
 
 

@@ -7,79 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from processes import ENVIRONMENT, LIGHT, Peer, Peers, assert_one_sentence, until
 
 from crad_p2p.errors import ExitCode
-from peer.events import Connected
-from peer.recorder import FILE, replay
 
 GRACE = 1.5
 QUORUM = {"policy": "quorum", "grace": GRACE}
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
-    """Make federations; all their processes have ended after the test."""
-    made: list[Peers] = []
-
-    def make(count: int, **settings: Any) -> Peers:
-        folder = tmp_path / str(len(made))
-        folder.mkdir()
-        made.append(Peers(folder, count, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.end()
-
-
-def is_connected(peer: Peer, other: int) -> bool:
-    """Whether a peer has reached another one since its start, or since ``events.jsonl`` was emptied."""
-    path = peer.state / FILE
-    return path.exists() and any(step.event == Connected(other) for step in replay(path))
-
-
-def connected(peers: list[Peer]) -> None:
-    """Wait until all have reached one another, so that nothing below depends on how fast they start."""
-    for i, each in enumerate(peers):
-        for j in range(len(peers)):
-            until(lambda each=each, j=j, i=i: i == j or is_connected(each, j), f"peer {i} reaches {j}: {each.output}")
-
-
-def reconnected(peer: Peer, other: int, times: int = 2) -> None:
-    def again() -> bool:
-        return sum(step.event == Connected(other) for step in replay(peer.state / FILE)) >= times
-
-    until(again, f"{peer.state} reaches peer {other} again: {peer.output}")
-
-
-def run_together(peers: Peers, number: int) -> list[Peer]:
-    """Start all; they have published this round, and have that of the others, and wait."""
-    peers.tell("hold", 1)
-    started = peers.start_all()
-    connected(started)
-    peers.tell("hold", number + 1)
-    for i, each in enumerate(started):
-        each.reach(number)
-        for j in range(len(started)):
-            until(
-                lambda each=each, j=j, i=i: i == j or has_of(each, j, number), f"round {number} of {j}: {each.output}"
-            )
-    return started
-
-
-def has_of(peer: Peer, other: int, number: int) -> bool:
-    """Whether another peer's snapshot is here."""
-    return (peer.state / f"received/{number:06d}/{other}.safetensors").exists()
-
-
-def words(peer: Peer) -> str:
-    return peer.output.splitlines()[-1]
 
 
 def rounds_without(peer: Peer, other: int, field: str) -> list[int]:
@@ -91,7 +27,7 @@ def rounds_without(peer: Peer, other: int, field: str) -> list[int]:
 
 def test_a_killed_peer_costs_one_deadline_and_rejoins_at_the_round_of_the_mesh(mesh: Callable[..., Peers]) -> None:
     peers = mesh(4, rounds=24, barrier={**QUORUM, "max_staleness": 2})
-    running = run_together(peers, 4)
+    running = peers.run_to(4)
     *others, killed = running
     killed.kill()
     start = time.monotonic()
@@ -109,8 +45,8 @@ def test_a_killed_peer_costs_one_deadline_and_rejoins_at_the_round_of_the_mesh(m
     back = peers.start(3)
     back.says("WARNING the mesh is at round 14 and went on without this peer, which was at round 4: going on from")
     for each in others:
-        reconnected(each, 3)
-        until(lambda each=each: has_of(each, 3, 14), "its round 14 is here")
+        until(lambda each=each: each.times_connected(3) > 1, "it reaches peer 3 again")
+        until(lambda each=each: each.has(3, 14), "its round 14 is here")
     manifest = back.manifest(14)
     assert (manifest.round, manifest.model_round, manifest.consumed) == (14, 4, ())
     assert manifest.sha256 == back.manifest(14).sha256 != others[0].manifest(14).sha256
@@ -161,7 +97,7 @@ def test_a_killed_peer_costs_one_deadline_and_rejoins_at_the_round_of_the_mesh(m
 def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callable[..., Peers]) -> None:
     """A peer that is killed for good: the others finish with reservations, and do not linger for it."""
     peers = mesh(3, rounds=9, barrier={**QUORUM, "max_staleness": 2}, linger=60.0)
-    *others, killed = run_together(peers, 4)
+    *others, killed = peers.run_to(4)
     killed.kill()
     peers.tell("hold", 7)
     for each in others:
@@ -178,7 +114,7 @@ def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callabl
         assert each.manifest(9).missing == (2,)
         assert [c.peer for c in each.manifest(9).consumed] == [1 - i]
         assert rounds_without(each, 2, "missing_teachers") == [8, 9]
-        assert "peer 2 had not finished when this peer left" in words(each)
+        assert "peer 2 had not finished when this peer left" in each.last_words()
         assert {record.round for record in each.history()} == set(range(1, 10))
     assert time.monotonic() - start < 20  # and not the linger time
 
@@ -188,18 +124,18 @@ def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callabl
 
 def test_fewer_than_min_wait_and_say_so_and_go_on_when_one_returns(mesh: Callable[..., Peers]) -> None:
     peers = mesh(4, rounds=8, barrier=QUORUM)
-    running = run_together(peers, 4)
+    running = peers.run_to(4)
     for each in running[2:]:
         each.kill()
     peers.tell("hold", None)
     reached = {}
     for each in running[:2]:
-        until(lambda each=each: explanation(each) is not None and "it needs 3 of 4" in explanation(each), each.output)
+        until(lambda each=each: each.explanation() is not None and "it needs 3 of 4" in each.explanation(), each.output)
         reached[each.state] = each.last_round()
     # The time that a deadline would take, and more, changes nothing.
     time.sleep(2 * GRACE)
     for each in running[:2]:
-        said = explanation(each)
+        said = each.explanation()
         assert said is not None
         number = reached[each.state]
         assert f"round {number + 1} waits for round {number} of peers 2 (not connected), 3 (not connected)" in said
@@ -210,13 +146,7 @@ def test_fewer_than_min_wait_and_say_so_and_go_on_when_one_returns(mesh: Callabl
     for each in [*running[:2], back]:
         assert each.ended() == ExitCode.RESERVATIONS, each.output
         assert each.result().rounds_completed == 8
-    assert "peer 3" in words(running[0])
-
-
-def explanation(peer: Peer) -> str | None:
-    """What it waits for, after the last event that it has taken in."""
-    steps = list(replay(peer.state / FILE))
-    return steps[-1].explanation if steps else None
+    assert "peer 3" in running[0].last_words()
 
 
 # --- the start --------------------------------------------------------------------------------------------------------
@@ -252,8 +182,8 @@ def test_under_quorum_they_go_on_after_the_start_wait_and_report_the_subset(mesh
         assert {record.missing_teachers for record in each.history()} == {(2, 4)}
         assert each.result().missing_teachers == (2, 4)
         assert each.manifest(6).missing == (2, 4)
-        assert "6 of 6 rounds were trained without the newest model of peers 2, 4" in words(each)
-        assert "peers 2, 4 had not finished when this peer left" in words(each)
+        assert "6 of 6 rounds were trained without the newest model of peers 2, 4" in each.last_words()
+        assert "peers 2, 4 had not finished when this peer left" in each.last_words()
         # The wait is paid once.
         assert sum(record.seconds.wait > GRACE for record in each.history()) == 1
 
@@ -275,7 +205,7 @@ def test_a_peer_that_is_twenty_times_slower_is_waited_for(mesh: Callable[..., Pe
     peers = mesh(3, rounds=3, barrier={**QUORUM, "grace": 0.8})
     peers.tell("hold", 1)
     running = peers.start_all()
-    connected(running)
+    peers.connected(running)
     peers.tell("seconds", 0.075)
     peers.tell("seconds", 1.5, peer=1)  # longer than grace and the others' round times would allow
     peers.tell("hold", None)
@@ -287,7 +217,7 @@ def test_a_peer_that_is_twenty_times_slower_is_waited_for(mesh: Callable[..., Pe
 def test_a_peer_that_becomes_slow_is_missed_at_first_and_then_waited_for(mesh: Callable[..., Peers]) -> None:
     """It says how long it took; before that, nobody could know."""
     peers = mesh(3, rounds=9, barrier={**QUORUM, "grace": 0.5})
-    one, slow, two = run_together(peers, 4)
+    one, slow, two = peers.run_to(4)
     peers.tell("hold", 5, peer=1)
     peers.tell("hold", 7)
     for each in (one, two):
@@ -295,7 +225,7 @@ def test_a_peer_that_becomes_slow_is_missed_at_first_and_then_waited_for(mesh: C
     peers.tell("seconds", 1.5, peer=1)
     peers.tell("hold", 7, peer=1)
     for each in (one, two):
-        until(lambda each=each: has_of(each, 1, 6), "its round 6 is here")
+        until(lambda each=each: each.has(1, 6), "its round 6 is here")
     peers.tell("hold", None, peer=1)
     peers.tell("hold", None)
     for each in (one, slow, two):

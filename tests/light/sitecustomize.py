@@ -1,13 +1,16 @@
 """With this folder on PYTHONPATH the learner is a few lines in place of torch: ready at once, and slow only if told.
 
-Python imports this module at every start; in any process but a learner it does nothing. So all of ``crad-peer`` is the
-real one, and a test decides when a peer trains and what it publishes. The folder LIGHT_CONTROL may hold, for one peer
+Python imports this module at every start; in any process but a learner it does nothing, unless LIGHT_SIGNAL is
+``NUMBER@MODULE``: the process then gets this signal when it imports that module. So all of ``crad-peer`` is the real
+one, and a test decides when a peer trains and what it publishes. The folder LIGHT_CONTROL may hold, for one peer
 (``NAME-ID``) or for all (``NAME``):
 
     hold     no round from this number on is trained while the file is there
     seconds  how long a round takes
+    die      the learner is killed at its start while the file is there
     fail     the round in place of which the learner ends, as one does whose data cannot be used
-    salt     mixed into the weights, which are otherwise the same whenever a round is trained
+    salt     mixed into the weights, which are otherwise the same whenever a round is trained; ``SALT@N`` from round N
+             on; of one process in the environment as LIGHT_SALT
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import hashlib
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -64,7 +68,8 @@ class Learner:
             time.sleep(0.005)
         seconds = float(self.setting("seconds") or 0.02)
         time.sleep(seconds)
-        snapshot = weights(self.peer, number, self.setting("salt") or "")
+        salt, _, since = (self.setting("salt") or os.environ.get("LIGHT_SALT", "")).partition("@")
+        snapshot = weights(self.peer, number, salt if number >= int(since or 0) else "")
         Path(folder, "snapshot.safetensors").write_bytes(snapshot)
         Path(folder, "checkpoint.safetensors").write_bytes(b"momentum")
         self.last = number
@@ -82,6 +87,8 @@ class Learner:
         )
 
     def run(self) -> None:
+        if self.setting("die") is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
         ready = {"classes": 2, "train_samples": 1, "device": "cpu", "data_digest": "same"}
         self.emit("ready", layouts={"cnn6@0.125": LAYOUT}, **ready)
         while True:
@@ -104,6 +111,21 @@ class Learner:
                     self.emit("evaluated", global_accuracy=0.5, local_accuracy=0.5, global_accuracy_per_class=[0.5])
 
 
+class Signaller:
+    """Finds no module; sends the signal at the first attempt to find a certain one."""
+
+    def __init__(self, number: str, module: str) -> None:
+        self.number = int(number)
+        self.module = module
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == self.module:
+            self.module = ""
+            os.kill(os.getpid(), self.number)
+
+
+if "LIGHT_SIGNAL" in os.environ:
+    sys.meta_path.insert(0, Signaller(*os.environ["LIGHT_SIGNAL"].split("@")))  # type: ignore[arg-type]
 if "crad_p2p.learner" in sys.orig_argv:
     parser = argparse.ArgumentParser()
     parser.add_argument("--id", type=int)

@@ -1,0 +1,458 @@
+"""A peer whose disk has lost rounds: refused, and brought back by ``--recover`` from what the others have had of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import DEAF, Peer, Peers, assert_one_sentence, until
+
+from crad_p2p.errors import ExitCode
+
+RESTORED = "this state directory was restored from an older copy, or is not the one that this peer ran with"
+
+
+def copy_of(state: Path, name: str) -> Path:
+    """A backup of a state directory, also of a running peer."""
+    return Path(shutil.copytree(state, state.with_name(name), ignore=shutil.ignore_patterns("*.partial", ".staging*")))
+
+
+def put_back(backup: Path, state: Path) -> None:
+    shutil.rmtree(state)
+    shutil.copytree(backup, state)
+
+
+def digests(state: Path) -> dict[str, str]:
+    """sha256 of the snapshots that are here, by round; each as its manifest says."""
+    found = {}
+    for path in sorted(state.glob("rounds/[0-9]*/snapshot.safetensors")):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert json.loads(path.with_name("manifest.json").read_text())["sha256"] == digest
+        found[path.parent.name] = digest
+    return found
+
+
+def manifests(state: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in state.glob("rounds/[0-9]*/manifest.json")}
+
+
+def two_last(found: dict[str, object]) -> dict[str, object]:
+    return dict(sorted(found.items())[-2:])
+
+
+def stopped_at(peers: Peers, number: int, *earlier: int) -> tuple[list[Peer], dict[int, Path]]:
+    """A federation of which the last peer was stopped at this round, with backups of its state at earlier ones."""
+    running = peers.run_to(earlier[0] if earlier else number)
+    backups = {}
+    for each in earlier:
+        peers.go_to(each, running)
+        backups[each] = copy_of(running[-1].state, f"backup-{each}")
+    peers.go_to(number, running)
+    assert running[-1].stop() < 5
+    backups[number] = copy_of(running[-1].state, f"backup-{number}")
+    return running[:-1], backups
+
+
+def finish(peers: Peers, running: list[Peer], rounds: int) -> None:
+    peers.tell("hold", None)
+    for each in running:
+        assert each.ended() == ExitCode.COMPLETE, each.output
+        assert each.result().rounds_completed == rounds
+
+
+# --- an older copy ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restored", [5, 2])
+def test_a_restored_copy_is_refused_and_recovered(mesh: Callable[..., Peers], restored: int) -> None:
+    peers = mesh(3, rounds=9)
+    others, backups = stopped_at(peers, 6, restored)
+    put_back(backups[restored], peers.state(2))
+    before = digests(peers.state(2))
+
+    refused = peers.start(2)
+    code = refused.ended(20)
+    sentence = (
+        rf"peer [01] has had round 6 of this peer, and the newest here is round {restored}: {RESTORED}\. "
+        "Start the same command with --recover to fetch its last rounds back"
+    )
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    assert digests(peers.state(2)) == before  # nothing is touched
+    assert all(each.process.poll() is None for each in others)
+
+    back = peers.start(2, "--recover")
+    back.says("learner on cpu")
+    assert two_last(digests(peers.state(2))) == two_last(digests(backups[6]))
+    assert two_last(manifests(peers.state(2))) == two_last(manifests(backups[6]))
+    assert "round 6 of this peer is back, from peer" in back.output
+    assert ("round 5 of this peer is back, from peer" in back.output) is (restored < 5)
+    finish(peers, [*others, back], 9)
+    history = back.history()
+    expected = [*range(1, restored + 1), *range(max(5, restored + 1), 10)]
+    assert [record.round for record in history] == expected
+    assert [record.snapshot_sha256 for record in history if record.round in (5, 6)] == list(
+        two_last(digests(backups[6])).values()
+    )
+    fetched = next(record for record in history if record.round == 6)
+    assert (fetched.teachers, fetched.train_loss, fetched.missing_teachers) == ((0, 1), None, ())
+    lost = set(range(1, 10)) - set(expected)
+    for number in lost:
+        assert f"has no line for round {number}, which is no longer kept" in back.output
+    for each in others:
+        assert [record.round for record in each.history()] == list(range(1, 10))
+        assert not list(each.state.glob("conflicts/*"))
+
+
+def test_an_empty_directory_is_refused_and_recovered(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=7)
+    others, backups = stopped_at(peers, 4)
+    shutil.rmtree(peers.state(2))
+    refused = peers.start(2)
+    code = refused.ended(20)
+    sentence = rf"peer [01] has had round 4 of this peer, and there is no round here: {RESTORED}"
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    for each in others:
+        assert "trained" not in each.output
+        waits = "round 5 waits for round 4 of peer 2"
+        assert each.explanation().startswith(("round 5 is being trained", waits)), each.explanation()
+    back = peers.start(2, "--recover")
+    finish(peers, [*others, back], 7)
+    assert [record.round for record in back.history()] == [3, 4, 5, 6, 7]
+    assert [r.snapshot_sha256 for r in back.history()][:2] == list(two_last(digests(backups[4])).values())
+
+
+def test_the_others_say_whom_they_wait_for(mesh: Callable[..., Peers]) -> None:
+    """Their memory survives their own restart, also where the roll-back happened while they were down."""
+    peers = mesh(3, rounds=7)
+    others, backups = stopped_at(peers, 4, 2)
+    for each in others:
+        assert each.stop() < 5
+        seen = json.loads((each.state / "seen.json").read_text())
+        assert seen["2"] == {"round": 4, "sha256": digests(backups[4])["000004"]}
+    put_back(backups[2], peers.state(2))
+    peers.tell("hold", None)
+    again = [peers.start(0), peers.start(1)]
+    refused = peers.start(2)
+    code = refused.ended(20)
+    sentence = "has had round 4 of this peer, and the newest here is round 2"
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    waits = (
+        "round 6 waits for round 5 of peer 2 (not connected)",  # they had all of its round 4
+        "round 5 waits to reach peer 2 (not connected) for the first time since the start",  # it was too quickly gone
+    )
+    for each in again:
+        until(lambda each=each: each.explanation() in waits, "it says whom it waits for")
+        assert each.process.poll() is None
+    back = peers.start(2, "--recover")
+    finish(peers, [*again, back], 7)
+
+
+# --- a damaged directory ----------------------------------------------------------------------------------------------
+
+
+def cut(folder: Path) -> None:
+    path = folder / "snapshot.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def spoil_record(folder: Path) -> None:
+    (folder / "record.json").write_text('{"peer": 2')
+
+
+def spoil_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{}")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut snapshot": (cut, r"snapshot\.safetensors does not have the digest that manifest\.json says"),
+    "no manifest": (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json: No such file"),
+    "spoilt manifest": (spoil_manifest, r"manifest\.json or record\.json: manifest field run"),
+    "no checkpoint": (lambda folder: (folder / "checkpoint.safetensors").unlink(), r"checkpoint\.safetensors is miss"),
+    "spoilt record": (spoil_record, r"manifest\.json or record\.json"),
+    "nothing": (empty, r"manifest\.json: No such file"),
+}
+
+
+def test_a_damaged_round_is_named_and_recovered(mesh: Callable[..., Peers]) -> None:
+    """The last round and the one before, damaged in every way; the federation waits through all of it."""
+    peers = mesh(3, rounds=7)
+    others, backups = stopped_at(peers, 4)
+    for number in (4, 3):
+        for name, (damage, reason) in list(DAMAGE.items())[:: 5 - number]:
+            put_back(backups[4], peers.state(2))
+            folder = peers.state(2) / f"rounds/{number:06d}"
+            damage(folder)
+            refused = peers.start(2)
+            code = refused.ended(20)
+            sentence = rf"{folder} is damaged \({reason}.*\); start with --recover to fetch"
+            assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+
+            back = peers.start(2, "--recover")
+            back.says("listening")
+            assert two_last(digests(peers.state(2))) == two_last(digests(backups[4])), name
+            assert two_last(manifests(peers.state(2))) == two_last(manifests(backups[4])), name
+            assert f"round {number} of this peer is back" in back.output
+            assert "round 7 of this peer" not in back.output
+            assert len(list((peers.state(2) / "set-aside").iterdir())) == 1
+            back.says("learner on cpu")
+            assert back.stop() < 5
+    back = peers.start(2)
+    finish(peers, [*others, back], 7)
+    history = back.history()
+    assert [record.round for record in history] == list(range(1, 8))
+    assert history[3].train_loss == 1.0  # the line was there, and says more than the others know
+
+
+def test_a_last_round_that_nobody_has_had_is_made_again(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=7)
+    *others, ahead = peers.run_to(4)
+    backup = copy_of(ahead.state, "backup")
+    for each in others:
+        each.process.send_signal(signal.SIGSTOP)
+    peers.tell("hold", 6)
+    ahead.reach(5)
+    ahead.kill()
+    cut(ahead.state / "rounds/000005")
+    for each in others:
+        each.process.send_signal(signal.SIGCONT)
+    back = peers.start(2, "--recover")
+    back.says("going on from round 4")
+    back.says("round 5 of 7 is published")
+    assert digests(back.state)["000004"] == digests(backup)["000004"]
+    assert "round 5 of this peer is back" not in back.output
+    finish(peers, [*others, back], 7)
+    assert [record.round for record in back.history()] == list(range(1, 8))
+
+
+def test_files_beside_the_rounds_that_are_damaged_are_named(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=5)
+    others, backups = stopped_at(peers, 3)
+    for name, content, sentence in (
+        ("seen.json", "[1]", r"seen\.json is damaged; .*Put back a copy, or remove it"),
+        ("best.json", "{", r"best\.json is damaged; put back a copy, or remove it"),
+        ("history.jsonl", "{}\n", r"history\.jsonl is damaged in its last line; put back a copy, or remove that line"),
+    ):
+        put_back(backups[3], peers.state(1))
+        (peers.state(1) / name).write_text(content)
+        refused = peers.start(1)
+        code = refused.ended(20)
+        assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    put_back(backups[3], peers.state(1))
+    for path in peers.state(1).glob("received/*/0.json"):  # not made durable: a power cut can leave nothing in it
+        path.write_bytes(b"")
+    back = peers.start(1)
+    finish(peers, [*others, back], 5)
+
+
+def test_where_the_best_round_is_lost_the_best_of_the_others_stands(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=5)
+    others, _ = stopped_at(peers, 3)
+    best = peers.state(1) / "best.json"
+    best.write_text('{"round": 1, "accuracy": 1.0}\n')
+    back = peers.start(1)
+    back.says("WARNING round 1, the best one so far, is not here; the best of the rounds to come stands")
+    finish(peers, [*others, back], 5)
+    assert back.result().best_round == 5
+
+
+# --- --recover where there is nothing to do, or no way ----------------------------------------------------------------
+
+
+def test_recover_changes_nothing_where_nothing_was_lost(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6)
+    others, backups = stopped_at(peers, 4)
+    back = peers.start(2, "--recover")
+    back.says("INFO    nothing was lost: no other peer has had more of this one than is here")
+    back.says("learner on cpu")
+    assert digests(peers.state(2)) == digests(backups[4])
+    assert (peers.state(2) / "rounds/000004/checkpoint.safetensors").read_bytes() == b"momentum"
+    assert not (peers.state(2) / "set-aside").exists()
+    finish(peers, [*others, back], 6)
+    assert [record.round for record in back.history()] == list(range(1, 7))
+
+
+def test_recover_of_a_peer_that_has_never_run(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=3)
+    other = peers.start(0)
+    other.says("listening")
+    fresh = peers.start(1, "--recover")
+    fresh.says("nothing was lost")
+    finish(peers, [other, fresh], 3)
+
+
+def test_recover_needs_enough_of_the_others(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6)
+    others, _ = stopped_at(peers, 4)
+    others[0].kill()
+    shutil.rmtree(peers.state(2))
+    start = time.monotonic()
+    alone = peers.start(2, "--recover", "--start-wait", "1.5")
+    code = alone.ended(20)
+    assert time.monotonic() - start < 6
+    sentence = (
+        r"peer 0 did not answer within 1\.5 s, and may have had a later round of this peer than is here: start again "
+        r"with --recover when enough are up \(3 of 3 peers, this one included\)"
+    )
+    assert_one_sentence(alone.output, code, ExitCode.INCOMPLETE, sentence)
+    assert digests(peers.state(2)) == {}
+
+
+def test_with_a_quorum_enough_of_the_others_will_do(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(4, rounds=6, barrier={"policy": "quorum", "grace": 1.5})
+    others, backups = stopped_at(peers, 4)
+    others[2].kill()
+    shutil.rmtree(peers.state(3))
+    back = peers.start(3, "--recover", "--start-wait", "1")
+    back.says("going on from round 4")
+    assert digests(peers.state(3)) == two_last(digests(backups[4]))
+    assert back.stop() < 5
+
+    shutil.rmtree(peers.state(3))
+    others[1].kill()
+    alone = peers.start(3, "--recover", "--start-wait", "1")
+    code = alone.ended(20)
+    sentence = r"peers 1, 2 did not answer within 1 s, .*\(3 of 4 peers, this one included\)"
+    assert_one_sentence(alone.output, code, ExitCode.INCOMPLETE, sentence)
+
+
+def test_rounds_that_nobody_keeps_any_more_cannot_be_recovered(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6)
+    others, _ = stopped_at(peers, 4)
+    shutil.rmtree(peers.state(2))
+    for each in others:
+        for path in each.state.glob("received/*/2.safetensors"):
+            path.unlink()
+    back = peers.start(2, "--recover")
+    code = back.ended(20)
+    sentence = "round 4 of this peer has been with peers 0, 1, and nobody keeps it any more: put back a copy"
+    assert_one_sentence(back.output, code, ExitCode.INCOMPLETE, sentence)
+
+
+def test_two_different_memories_of_one_round_are_not_chosen_from(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6)
+    others, _ = stopped_at(peers, 4)
+    assert others[1].stop() < 5
+    seen = others[1].state / "seen.json"
+    tree = json.loads(seen.read_text())
+    known, tree["2"]["sha256"] = tree["2"]["sha256"], "ab" * 32
+    seen.write_text(json.dumps(tree))
+    again = peers.start(1)
+    again.says("listening")
+    shutil.rmtree(peers.state(2))
+    back = peers.start(2, "--recover")
+    code = back.ended(20)
+    sentence = (
+        r"the other peers have had 2 different snapshots of round 4 of peer 2 \(sha256 (?=.*abababababab…)"
+        rf"(?=.*{known[:12]}…).*\): it has run twice\. Put back the newest state directory"
+    )
+    assert_one_sentence(back.output, code, ExitCode.INCOMPLETE, sentence)
+
+
+def test_other_bytes_than_the_others_have_had_are_refused_and_replaced(mesh: Callable[..., Peers]) -> None:
+    """A copy that went on by itself meanwhile: its rounds after the copy are not those that the others know."""
+    peers = mesh(3, rounds=8)
+    others, backups = stopped_at(peers, 5, 3)
+    put_back(backups[3], peers.state(2))
+    peers.tell("salt", "other", peer=2)
+    deaf = peers.start(2, command=DEAF)
+    deaf.reach(5)
+    assert deaf.stop() < 5
+    peers.tell("salt", None, peer=2)
+    refused = peers.start(2)
+    code = refused.ended(20)
+    here, there = digests(peers.state(2))["000005"], digests(backups[5])["000005"]
+    sentence = f"peer [01] has had round 5 of this peer with sha256 {there[:12]}…, and here it has {here[:12]}…: this "
+    assert re.fullmatch(f"crad-peer: {sentence}.*", refused.last_words())
+    assert code == ExitCode.INCOMPLETE
+
+    back = peers.start(2, "--recover")
+    back.says("round 5 of this peer is back, from peer")
+    back.says("learner on cpu")
+    assert digests(peers.state(2))["000005"] == there
+    (kept,) = (peers.state(2) / "set-aside").iterdir()
+    assert hashlib.sha256((kept / "snapshot.safetensors").read_bytes()).hexdigest() == here
+    peers.tell("hold", None)
+    for each in [*others, back]:
+        assert each.ended() in (ExitCode.COMPLETE, ExitCode.RESERVATIONS), each.output  # whether they saw what it did
+    history = back.history()
+    assert [record.round for record in history] == list(range(1, 9))
+    assert history[4].snapshot_sha256 == there
+    for each in others:
+        assert each.manifest(8).missing == ()
+        assert [record.round for record in each.history()] == list(range(1, 9))
+
+
+def test_a_learner_that_is_killed_while_rounds_are_recovered(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=3)
+    (peers.control / "die").write_text("")
+    broken = peers.start(1, "--recover")
+    code = broken.ended(20)
+    sentence = r"the learner process was killed by SIGKILL while it started; .*Start the same command again"
+    assert_one_sentence(broken.output, code, ExitCode.LEARNER_FAILED, sentence)
+
+
+def test_a_stop_while_rounds_are_recovered(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=3)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        waiting = peers.start(1, "--recover")
+        waiting.says("peer 0 at .*; trying again")
+        assert waiting.stop(number) < 5
+        sentence = f"stopped by {number.name} before it took part; start the same command again to continue"
+        assert_one_sentence(waiting.output, waiting.process.returncode, ExitCode.INCOMPLETE, sentence)
+
+
+# --- with real learners -----------------------------------------------------------------------------------------------
+
+
+def test_real_learners_rejoin_and_go_on_with_a_recovered_model(mesh: Callable[..., Peers]) -> None:
+    """A killed peer rejoins with its last model; one that has lost its disk trains on with what comes back."""
+    peers = mesh(3, light=False, rounds=100_000, barrier={"policy": "quorum", "grace": 1.0})
+    running = peers.start_all()
+    for each in running:
+        each.reach(3)
+    running[2].kill()
+    left_at = running[2].last_round()
+    model = digests(running[2].state)[f"{left_at:06d}"]
+    for each in running[:2]:
+        each.reach(left_at + 5)
+    back = peers.start(2)
+    back.says("WARNING the mesh is at round")
+    until(lambda: any(record.skipped_rounds for record in back.history()), "it has rejoined")
+    (skipping,) = (record for record in back.history() if record.skipped_rounds)
+    assert skipping.skipped_rounds == tuple(range(left_at + 1, skipping.round))
+    assert skipping.snapshot_sha256 == model
+    for each in running[:2]:
+        until(lambda each=each: each.times_connected(2) > 1, "it reaches peer 2 again")
+    back.reach(skipping.round + 3)
+    assert back.stop() < 5
+    for each in running[:2]:
+        assert each.stop() < 5
+    had = max(json.loads((each.state / "seen.json").read_text())["2"]["round"] for each in running[:2])
+    before = digests(back.state)
+    assert f"{had:06d}" in before
+    shutil.rmtree(back.state)
+
+    again = [peers.start(0), peers.start(1), peers.start(2, "--recover")]
+    again[2].says(f"round {had} of this peer is back")
+    again[2].says("going on from round")
+    for each in again:
+        each.reach(each.last_round() + 3)
+    recovered = next(record for record in again[2].history() if record.round == had)
+    assert recovered.snapshot_sha256 == before[f"{had:06d}"]
+    later = [record for record in again[2].history() if record.round > had and not record.skipped_rounds]
+    assert later
+    assert all(record.train_loss is not None for record in later)
+    for each in again:
+        assert each.stop() < 5
