@@ -26,6 +26,19 @@ async def hang(*_):
 peer.server.PeerServicer.GetSnapshot = hang
 peer.cli.main()
 """
+#: A peer that reads a little of every snapshot, and never goes on.
+SLUGGISH = """
+import asyncio, logging, peer.cli, peer.link
+from peer._proto.crad.v1 import peer_pb2
+async def download(self, manifest, partial):
+    request = peer_pb2.GetSnapshotRequest(peer=manifest.peer, round=manifest.round, sha256=manifest.sha256)
+    call = self._stub.GetSnapshot(request)
+    await call.read()
+    logging.info("has read a little")
+    await asyncio.sleep(1000)
+peer.link.Link._download = download
+peer.cli.main()
+"""
 #: A peer that never says that it has everything.
 INSATIABLE = """
 import peer.cli, peer.status
@@ -123,13 +136,23 @@ def test_in_training_and_while_a_learner_does_not_react(mesh: Callable[..., Peer
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_in_a_transfer_from_another_and_to_another(mesh: Callable[..., Peers], number: signal.Signals) -> None:
+def test_in_a_transfer_from_another(mesh: Callable[..., Peers], number: signal.Signals) -> None:
     peers = mesh(2, rounds=5)
-    fetching, giving = peers.start(0), peers.start(1, command=doctored(SILENT))
+    fetching, _ = peers.start(0), peers.start(1, command=doctored(SILENT))
     until(lambda: fetching.explanation() == "round 1 waits for the snapshots of peer 1", "it waits for the snapshot")
-    sentence = rf"stopped by {number.name} before the end of its first round; start the same command again to continue"
-    assert_leaves(giving, number, rf"stopped by {number.name} .*; start the same command again to continue")
+    sentence = f"stopped by {number.name} before the end of its first round; start the same command again to continue"
     assert_leaves(fetching, number, sentence)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_in_a_transfer_to_another(mesh: Callable[..., Peers], number: signal.Signals) -> None:
+    peers = mesh(2, rounds=5)
+    large = str(4 << 20)  # more than is under way at a time
+    giving = peers.start(0, LIGHT_FLOATS=large)
+    fetching = peers.start(1, command=doctored(SLUGGISH), LIGHT_FLOATS=large)
+    fetching.says("has read a little")
+    assert_leaves(giving, number, f"stopped by {number.name} .*; start the same command again to continue")
+    fetching.kill()
 
 
 @pytest.mark.parametrize("number", SIGNALS)
