@@ -93,11 +93,10 @@ class Node:
         self._unanswered = 0
         self._train_samples = 0
         self._peak_rss = 0
-        self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = (
-            (),
-            (),
-        )  # missing and stale teachers of the last round
+        # Missing and stale teachers of the last round:
+        self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._leave_at: float | None = None  # set once the last round is evaluated
+        self._told: asyncio.Future[str]  # the name of the signal that came
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
@@ -107,6 +106,7 @@ class Node:
             CradError: why this peer ended before that; another start continues after the last committed round.
         """
         require_loopback(self._federation, self._host.listen)
+        self._note_signals()
         try:
             self._store.open(self._federation, self._id)
             await self._run_opened()
@@ -121,7 +121,7 @@ class Node:
             server = Server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
             if self._host.recover:
-                await self._recover()
+                await self._unless_told(self._recover())
             self._store.check_rounds()
             self._store.record_history()
             self._best = self._load_best()
@@ -633,9 +633,13 @@ class Node:
                 said = explanation
             before = explanation
 
-    async def _stop_on_signal(self) -> NoReturn:
+    def _note_signals(self) -> None:
+        """From now on signals are only noted, and acted on where this peer can end in order.
+
+        An exception out of nowhere, as Python's own handlers raise it, may end up in the middle of grpc.
+        """
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[str] = loop.create_future()
+        told = self._told = loop.create_future()
 
         def note(name: str) -> None:
             if told.done():  # it is leaving, and does not wait for those who watch any more
@@ -645,7 +649,23 @@ class Node:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, note, number.name)
-        name = await told
+
+    async def _unless_told(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        either: list[asyncio.Future[Any]] = [task, self._told]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise IncompleteError(
+                    f"stopped by {self._told.result()} before it took part; start the same command again to continue"
+                )
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _stop_on_signal(self) -> NoReturn:
+        name = await self._told
         done, rounds = self._barrier.published, self._federation.rounds
         if done == rounds:
             raise IncompleteError(

@@ -409,5 +409,50 @@ def test_a_stop_while_rounds_are_recovered(mesh: Callable[..., Peers]) -> None:
         waiting = peers.start(1, "--recover")
         waiting.says("peer 0 at .*; trying again")
         assert waiting.stop(number) < 5
-        sentence = "interrupted; start the same command again to continue"
+        sentence = f"stopped by {number.name} before it took part; start the same command again to continue"
         assert_one_sentence(waiting.output, waiting.process.returncode, ExitCode.INCOMPLETE, sentence)
+
+
+# --- with real learners -----------------------------------------------------------------------------------------------
+
+
+def test_real_learners_rejoin_and_go_on_with_a_recovered_model(mesh: Callable[..., Peers]) -> None:
+    """A killed peer rejoins with its last model; one that has lost its disk trains on with what comes back."""
+    peers = mesh(3, light=False, rounds=100_000, barrier={"policy": "quorum", "grace": 1.0})
+    running = peers.start_all()
+    for each in running:
+        each.reach(3)
+    running[2].kill()
+    left_at = running[2].last_round()
+    model = digests(running[2].state)[f"{left_at:06d}"]
+    for each in running[:2]:
+        each.reach(left_at + 5)
+    back = peers.start(2)
+    back.says("WARNING the mesh is at round")
+    until(lambda: any(record.skipped_rounds for record in back.history()), "it has rejoined")
+    (skipping,) = (record for record in back.history() if record.skipped_rounds)
+    assert skipping.skipped_rounds == tuple(range(left_at + 1, skipping.round))
+    assert skipping.snapshot_sha256 == model
+    for each in running[:2]:
+        until(lambda each=each: each.times_connected(2) > 1, "it reaches peer 2 again")
+    back.reach(skipping.round + 3)
+    assert back.stop() < 5
+    for each in running[:2]:
+        assert each.stop() < 5
+    had = max(json.loads((each.state / "seen.json").read_text())["2"]["round"] for each in running[:2])
+    before = digests(back.state)
+    assert f"{had:06d}" in before
+    shutil.rmtree(back.state)
+
+    again = [peers.start(0), peers.start(1), peers.start(2, "--recover")]
+    again[2].says(f"round {had} of this peer is back")
+    again[2].says("going on from round")
+    for each in again:
+        each.reach(each.last_round() + 3)
+    recovered = next(record for record in again[2].history() if record.round == had)
+    assert recovered.snapshot_sha256 == before[f"{had:06d}"]
+    later = [record for record in again[2].history() if record.round > had and not record.skipped_rounds]
+    assert later
+    assert all(record.train_loss is not None for record in later)
+    for each in again:
+        assert each.stop() < 5

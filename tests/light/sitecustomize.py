@@ -11,6 +11,8 @@ one, and a test decides when a peer trains and what it publishes. The folder LIG
     fail     the round in place of which the learner ends, as one does whose data cannot be used
     salt     mixed into the weights, which are otherwise the same whenever a round is trained; ``SALT@N`` from round N
              on; of one process in the environment as LIGHT_SALT
+
+LIGHT_FLOATS is the size of the models, a multiple of 8.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-HEADER = b'{"weights":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}'
-LAYOUT = {"weights": ["F32", [8]]}
+FLOATS = int(os.environ.get("LIGHT_FLOATS", "8"))
+HEADER = b'{"weights":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (FLOATS, 4 * FLOATS)
+LAYOUT = {"weights": ["F32", [FLOATS]]}
 
 
 def weights(peer: int, number: int, salt: str = "") -> bytes:
     """The snapshot of a round."""
     data = hashlib.sha256(f"{peer} {number} {salt}".encode()).digest()
-    return len(HEADER).to_bytes(8, "little") + HEADER + data
+    return len(HEADER).to_bytes(8, "little") + HEADER + data * (FLOATS // 8)
 
 
 class Learner:
