@@ -170,8 +170,7 @@ class Exchange:
         """Begin to fetch; told as held, refused or gone."""
         if what in self._fetches:  # asked for again in the next round: the one under way will tell
             return
-        work = self._fetch_manifest if isinstance(what, e.FetchManifest) else self._fetch_snapshot
-        task = self._fetches[what] = self._spawn(self._or_gone(work(what.peer, what.round), what))
+        task = self._fetches[what] = self._spawn(self._fetch_or_lose(what))
         task.add_done_callback(lambda _: self._fetches.pop(what, None))
 
     async def forget_before(self, number: int) -> None:
@@ -183,9 +182,12 @@ class Exchange:
             await asyncio.wait(old)
         self._witness.forget_before(number - 1)
 
-    async def _or_gone(self, work: Coroutine[Any, Any, None], what: e.FetchManifest | e.FetchSnapshot) -> None:
+    async def _fetch_or_lose(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
         try:
-            await work
+            if isinstance(what, e.FetchManifest):
+                await self._fetch_manifest(what.peer, what.round)
+            else:
+                await self._fetch_snapshot(what.peer, what.round)
         except RoundGoneError:
             if not self._may_lose:
                 raise

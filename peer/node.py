@@ -490,13 +490,10 @@ class Node:
         fail_point("announced", manifest.round)
 
     async def _forget_old(self, number: int) -> None:
-        """Delete what nobody needs any more.
-
-        Of the others two rounds more stay: one that loses its disk may be a round behind, and gets its last two back.
-        """
+        """Delete what nobody needs any more."""
         kept = {number, number - 1, self._best.round}
         quorum = self._barrier.quorum
-        received_from = number - max(2, quorum.max_staleness if quorum else 0)
+        received_from = number - max(1, quorum.max_staleness if quorum else 0)
         await self._exchange.forget_before(received_from)
         self._store.prune((each for each in kept if each is not None), received_from=received_from)
         fail_point("pruned", number)

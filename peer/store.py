@@ -20,6 +20,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -220,14 +221,26 @@ class Store:
         logger.info("round %d as it was here is kept in %s", number, goal)
 
     def prune(self, keep: Iterable[int], received_from: int) -> None:
-        """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``."""
+        """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``.
+
+        The two newest snapshots of every other peer stay, however old: with those it can replace a disk that it lost.
+        """
         kept = {self.round_dir(number).name for number in keep}
         own = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
-        others = [path for path in self._received.iterdir() if path.name.isdigit() and int(path.name) < received_from]
         for path in own:
             self._manifests.pop(int(path.name), None)
-        for path in own + others:
             _delete(path)
+        kept_of = Counter[str]()
+        for folder in sorted(self._received.glob("[0-9]*"), key=lambda path: int(path.name), reverse=True):
+            newest = {path.stem for path in folder.glob("*.safetensors") if kept_of[path.stem] < 2}
+            kept_of.update(newest)
+            if int(folder.name) < received_from:
+                stay = {f"{peer}{suffix}" for peer in newest for suffix in (".json", ".safetensors")}
+                for path in folder.iterdir():
+                    if path.name not in stay:
+                        path.unlink()
+                if not newest:
+                    folder.rmdir()
 
     # --- received rounds -------------------------------------------------------------------------------------------
 

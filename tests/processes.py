@@ -282,6 +282,7 @@ class Peers:
 def assert_one_sentence(output: str, code: int, expected: ExitCode, sentence: str) -> None:
     """The output is log lines and, last, one line for the user."""
     assert "Traceback" not in output
+    assert "RuntimeWarning" not in output
     *log, last = [line for line in output.splitlines() if not re.match(r"E\d{4} .*add_port\.cc", line)]  # grpc's own
     assert re.fullmatch(f"crad-peer: .*{sentence}.*", last), output
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ peer \d+ (INFO|WARNING) ", line) for line in log), output

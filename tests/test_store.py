@@ -419,13 +419,28 @@ def test_prune_keeps_what_it_is_told_to_and_what_was_received_since(store: Store
         "000005",
     ]
     assert staging.is_dir()
-    assert [path.name for path in (store.root / "received").iterdir()] == ["000005"]
-    assert {path.name for path in (store.root / "received/000005").iterdir()} == {
-        "1.json",
-        "2.safetensors",
-        "2.partial",
+    assert {str(path.relative_to(store.root / "received")) for path in (store.root / "received").glob("*/*")} == {
+        "000005/1.json",
+        "000005/2.safetensors",
+        "000005/2.partial",
+        "000004/2.safetensors",  # with that one, peer 2 can replace a disk that it lost
     }
+    assert {path.name for path in (store.root / "received").iterdir()} == {"000004", "000005"}
     assert store.last_round() == 5
+
+
+def test_the_two_newest_snapshots_of_a_peer_that_is_away_stay(store: Store) -> None:
+    for number in range(20):
+        store.received_manifest_path(1, number).parent.mkdir()
+        for peer in (1, 2):
+            if peer == 1 or number in (3, 5, 6):
+                store.received_manifest_path(peer, number).write_text("{}")
+                store.received_snapshot_path(peer, number).write_bytes(b"snapshot")
+        store.prune([], received_from=number - 1)
+    assert store.received_rounds(1) == [18, 19]
+    assert store.received_rounds(2) == [5, 6]
+    assert {path.name for path in (store.root / "received/000006").iterdir()} == {"2.json", "2.safetensors"}
+    assert len(list((store.root / "received").iterdir())) == 4
 
 
 def test_received_files_are_told_apart_by_peer_and_round(store: Store) -> None:
