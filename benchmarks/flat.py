@@ -64,7 +64,7 @@ def main() -> int:
 
 def run(count: int, rounds: int, folder: Path) -> Samples:
     """Run the mesh to its end, and sample it again and again."""
-    command = [sys.executable, "-P", "-m", "launch.cli", "up", "--count", str(count), "--rounds", str(rounds)]
+    command = [sys.executable, "-P", "-m", "launch", "up", "--count", str(count), "--rounds", str(rounds)]
     command += ["--pool", "cnn6@0.125", "--samples", str(60 * count), "--threads", "1", "--no-alone"]
     samples: Samples = defaultdict(list)
     process = subprocess.Popen([*command, "--out", str(folder / "run")], stdout=subprocess.PIPE, text=True)

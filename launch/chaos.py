@@ -125,7 +125,7 @@ class Chaos:
 
     async def _start(self, peer: int) -> asyncio.subprocess.Process:
         folder = peer_dir(self._out, peer)
-        command = [sys.executable, "-P", "-m", "peer.cli", "--id", str(peer), "--peers", str(folder / "peers.yaml")]
+        command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(folder / "peers.yaml")]
         command += ["--state-dir", str(folder), "--threads", "1", "--device", "cpu"]
         with (folder / "log.txt").open("ab") as log:
             return await asyncio.create_subprocess_exec(

@@ -417,7 +417,7 @@ def _undisturbed(console: Console, federation: Federation, out: Path) -> list[Ro
     folder = out / "undisturbed"
     _make_directory(folder)
     write_federation(federation, folder / "peers.yaml")
-    command = [sys.executable, "-P", "-m", "launch.cli", "simulate", "--peers", str(folder / "peers.yaml")]
+    command = [sys.executable, "-P", "-m", "launch", "simulate", "--peers", str(folder / "peers.yaml")]
     command += ["--out", str(folder), "--threads", "1", "--device", "cpu"]
     with console.status("The same run undisturbed, to compare with …"):
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -429,7 +429,3 @@ def _undisturbed(console: Console, federation: Federation, out: Path) -> list[Ro
 def _show(console: Console, summary: Summary, alone: Summary | None, path: Path) -> None:
     console.print(result_table(summary, alone))
     console.print(f"Results: {path}", soft_wrap=True, highlight=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -104,7 +104,3 @@ def peer(
 def main() -> None:
     """Console entry point."""
     run_command(app, "crad-peer")
-
-
-if __name__ == "__main__":
-    main()
