@@ -32,7 +32,7 @@ ALLOWED = {
     "learner files": 0.0,
     "service threads": 0.0,
     "learner threads": 0.0,
-    "models on disk (MB)": 0.05,
+    "models on disk (MB)": 0.2,
     "texts on disk (MB)": 0.8,
 }
 

@@ -20,6 +20,7 @@ error.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -53,6 +54,8 @@ from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, lay
 _PROGRESS_INTERVAL = 0.2
 #: Fail points in the middle of a phase.
 _MIDDLE = {"teachers": "teaching", "train": "training"}
+#: Of Linux's prctl: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 
 
 class Learner:
@@ -199,6 +202,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
+    _end_with_the_service()
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a stray print must not look like an event
     commands = _read_commands()
@@ -212,6 +216,15 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         advice = "use a smaller batch or architecture, or --device cpu"
         _fail(events, ExitCode.LEARNER_FAILED, f"out of memory on {arguments.device}: {error}; {advice}")
+
+
+def _end_with_the_service() -> None:
+    """Be killed with the service where the system offers that, for the case that this process is stopped just then.
+
+    It would not see its input end, go on holding memory, and, continued one day, write where its successor works.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fail(events: TextIO, exit_code: ExitCode, message: str) -> NoReturn:

@@ -44,7 +44,10 @@ training:
   evaluate_every: 10          # rounds between evaluations on the common test set
 
 barrier:
-  policy: all                 # a round waits for every peer
+  policy: all                 # a round waits for every peer; with quorum, only until each one's deadline
+  # min: 6                    # quorum: peers without which no round opens, by default just over half
+  # max_staleness: 2          # quorum: rounds by which the model of a missing peer may be old to teach
+  # grace: 15                 # quorum: seconds added to what is known of a peer's speed
 
 # id, address as the others reach it, and architecture: resnet18, resnet18-half, cnn6, each with a width as in
 # cnn6@0.25. Without arch, peer i takes number i mod 3 of these. Other hosts need mutual TLS, which this version does

@@ -97,9 +97,9 @@ class State:
     refused: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     asked: set[tuple[str, int, int]] = field(default_factory=set)
-    chosen: dict[int, int] | None = (
-        None  # once nobody is waited for any more: teachers, and the round of their snapshot
-    )
+    # Once nobody is waited for any more: teachers, the round of their snapshot and that of its weights. What comes
+    # later does not change it, though it may replace what ``newest`` says.
+    chosen: dict[int, tuple[int, int]] | None = None
     # Of the learner in this round:
     learner_up: bool = False
     opened: bool = False
@@ -214,7 +214,7 @@ class Barrier:
 
     def _hear(self, peer: int, number: int, busy: float) -> None:
         s = self.state
-        if number <= s.announced[peer]:
+        if not s.announced[peer] < number <= self.rounds:
             return
         s.announced[peer] = number
         if self.quorum:
@@ -227,7 +227,7 @@ class Barrier:
         s = self.state
         if number == s.published:
             s.manifests.add(peer)
-        elif self.quorum and number > s.published + 1:
+        elif self.quorum and s.published + 1 < number <= self.rounds:
             s.ahead = max(s.ahead, number)
         elif self.quorum and number < s.published:
             s.older[peer] = max(number, s.older.get(peer, -1))
@@ -237,8 +237,8 @@ class Barrier:
         if self.quorum and number >= s.newest.get(peer, (-1, -1))[0]:
             s.newest[peer] = (number, model_round)
         if number == s.published and peer not in s.snapshots:
-            if self.quorum and s.chosen is None and s.now <= self._deadline(peer):
-                # What comes late says nothing of how long a round takes.
+            if self.quorum and s.chosen is None and s.published > 0 and s.now <= self._deadline(peer):
+                # Neither what comes late nor when the others were started says how long a round takes.
                 s.times.see(peer, s.now - s.since)
             s.snapshots[peer] = model_round
 
@@ -281,7 +281,7 @@ class Barrier:
             return decisions + self._make_initial_model()
         if s.rejoining >= 0:
             return decisions
-        if s.ahead > s.published + 1 and not s.training:
+        if self._is_left_behind() and self._has_met_enough():
             s.rejoining = s.ahead
             return [*decisions, Rejoin(s.ahead)]
         decisions += self._fetches()
@@ -297,6 +297,9 @@ class Barrier:
         elif s.learner_up and not s.training:
             decisions += self._learner_work()
         return decisions
+
+    def _is_left_behind(self) -> bool:
+        return self.state.ahead > self.state.published + 1 and not self.state.training
 
     def _start_matters(self) -> bool:
         s = self.state
@@ -349,7 +352,7 @@ class Barrier:
 
     def _has_arrived(self, j: int) -> bool:
         s = self.state
-        return j in s.snapshots or j in s.refused if j in self._teachers else j in s.manifests
+        return j in s.manifests and (j not in self._teachers or j in s.snapshots or j in s.refused)
 
     def _pending(self) -> list[int]:
         lost = self.state.gone if self.quorum else ()
@@ -390,7 +393,7 @@ class Barrier:
         for j in self._teachers:
             held = (s.published, s.snapshots[j]) if j in s.snapshots else s.newest.get(j)
             if held and j not in s.refused and self._is_fresh_enough(held[1]):
-                s.chosen[j] = held[0]
+                s.chosen[j] = held
         s.absent.update(j for j in self._pending() if not self._is_present(j))
 
     def _is_fresh_enough(self, model_round: int) -> bool:
@@ -403,9 +406,12 @@ class Barrier:
         if not s.opened:
             s.opened = True
             work.append(OpenRound(s.published + 1))
-        ready = s.chosen
-        if ready is None:
-            ready = {j: s.published for j, trained in s.snapshots.items() if self._is_fresh_enough(trained)}
+        if s.chosen is None:
+            ready = {
+                j: s.published for j in self._teachers if j in s.snapshots and self._is_fresh_enough(s.snapshots[j])
+            }
+        else:
+            ready = {j: number for j, (number, _) in s.chosen.items()}
         for j in sorted(ready, key=_in_order(s.snapshots)):
             if j not in s.given:
                 s.given[j] = ready[j]
@@ -415,13 +421,13 @@ class Barrier:
             work.append(self._train(s.chosen))
         return work
 
-    def _train(self, chosen: dict[int, int]) -> Train:
+    def _train(self, chosen: dict[int, tuple[int, int]]) -> Train:
         s = self.state
         teachers = tuple(j for j in self._teachers if j in chosen and s.taught[j])
-        quarantined = tuple(j for j in self._teachers if j in s.refused or not s.taught.get(j, True))
-        missing = tuple(j for j in self._teachers if j not in teachers and j not in quarantined)
-        weights = {j: s.snapshots[j] if chosen[j] == s.published else s.newest[j][1] for j in teachers}
-        stale = tuple((j, chosen[j]) for j in teachers if weights[j] < s.published)
+        others = [j for j in self._teachers if j not in teachers]
+        quarantined = tuple(j for j in others if j in chosen or j in s.refused)
+        missing = tuple(j for j in others if j not in quarantined)
+        stale = tuple((j, chosen[j][0]) for j in teachers if chosen[j][1] < s.published)
         return Train(s.published + 1, teachers, quarantined, missing, stale)
 
     # --- words -----------------------------------------------------------------------------------------------------
@@ -435,26 +441,40 @@ class Barrier:
             return "the initial model is being made"
         if not s.learner_up:
             return "the learner process is starting"
-        unpublished = [j for j in self.others if j not in s.manifests]
+        if self._is_left_behind():
+            return f"the mesh went on to round {s.ahead} without this peer; it {self._strangers()}"
+        waits = self._wait()
         if s.published == self.rounds:
-            if unpublished and s.chosen is None:
-                waits = f"waits for the last round of {self._who(unpublished)}{self._limit(unpublished)}"
+            if s.chosen is None and waits:
                 return f"all {self.rounds} rounds are done here; {waits}"
+            unpublished = [j for j in self.others if j not in s.manifests]
             where = "everywhere" if not unpublished else f"everywhere but at {self._who(unpublished)}"
             return f"all {self.rounds} rounds are done here and {where}"
         opening = f"round {s.published + 1}"
         if s.training:
             return f"{opening} is being trained"
-        if s.chosen is None:
-            if unpublished:
-                return f"{opening} waits for round {s.published} of {self._who(unpublished)}{self._limit(unpublished)}"
-            if absent := self._pending():
-                return f"{opening} waits for the snapshots of {self._who(absent)}{self._limit(absent)}"
+        if s.chosen is None and waits:
+            return f"{opening} {waits}"
         done, teachers = self.teachers_done
         if done < teachers:
             return f"{opening} waits for the learner to run {teachers - done} of {teachers} teachers"
-        strangers = [j for j in self.others if j not in s.greeted]
-        return f"{opening} waits to reach {self._who(strangers)} for the first time since the start"
+        return f"{opening} {self._strangers()}"
+
+    def _wait(self) -> str:
+        """For whom the choice of teachers waits; those whose absence is known count only if nobody else is left."""
+        s = self.state
+        pending = self._pending()
+        waited_for = [j for j in pending if j not in s.absent] or pending
+        if not waited_for:
+            return ""
+        what = "the last round" if s.published == self.rounds else f"round {s.published}"
+        if unpublished := [j for j in waited_for if j not in s.manifests]:
+            return f"waits for {what} of {self._who(unpublished)}{self._limit(waited_for)}"
+        return f"waits for the snapshots of {self._who(waited_for)}{self._limit(waited_for)}"
+
+    def _strangers(self) -> str:
+        strangers = [j for j in self.others if j not in self.state.greeted]
+        return f"waits to reach {self._who(strangers)} for the first time since the start"
 
     def _who(self, peers: list[int]) -> str:
         named = [f"{peer}" if peer in self.state.connected else f"{peer} (not connected)" for peer in peers]
@@ -469,8 +489,9 @@ class Barrier:
         if not self._has_quorum():
             present = 1 + sum(map(self._is_present, self.others))
             return f"; it needs {self.quorum.min} of {size} peers and has {present}"
-        seconds = max(map(self._deadline, peers)) - s.since
-        return f", {max(0.0, seconds):.0f} s at most; {self.quorum.min} of {size} peers are enough then"
+        limit = f", {max(0.0, max(map(self._deadline, peers)) - s.since):.0f} s at most"
+        enough = f"; {self.quorum.min} of {size} peers are enough then"
+        return limit if s.published == self.rounds else limit + enough
 
 
 def _key(decision: Decision) -> tuple[str, int, int]:

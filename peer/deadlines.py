@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 _FACTOR = 2.0
 #: Rounds that count as recent: as many as lie between two evaluations by default.
 _RECENT = 10
-#: A peer's own word on its speed counts up to so many times the median of all; else a liar could hold up everybody.
+#: What is known of a peer counts up to so many times the median of what all say; else a liar could hold up everybody.
 _BELIEVED = 30.0
 
 
@@ -29,10 +29,15 @@ class RoundTimes:
         _append(self.seen, peer, seconds)
 
     def of(self, peer: int) -> float | None:
-        """The longest recent round of a peer; None if nothing is known."""
-        believed = _BELIEVED * statistics.median(map(max, self.said.values())) if self.said else 0.0
-        known = [min(max(self.said[peer]), believed)] if peer in self.said else []
-        return max(known + self.seen.get(peer, []), default=None)
+        """The longest recent round of a peer; None if it has not said how long its rounds take.
+
+        What is seen alone would be too little: a snapshot that was there before this peer began to wait took no time.
+        """
+        if peer not in self.said:
+            return None
+        # Of two the lower counts: a liar must not be half of its own judge.
+        believed = _BELIEVED * statistics.median_low(map(max, self.said.values()))
+        return min(believed, max(self.said[peer] + self.seen.get(peer, [])))
 
     def allowance(self, peer: int, grace: float) -> float | None:
         """Seconds that a peer gets for a round; None if nothing is known of it."""
@@ -41,10 +46,7 @@ class RoundTimes:
 
     def common_allowance(self, grace: float) -> float | None:
         """The longest allowance of any peer; None if nothing is known of anybody."""
-        return max(
-            (known for peer in {*self.said, *self.seen} if (known := self.allowance(peer, grace)) is not None),
-            default=None,
-        )
+        return max((known for peer in self.said if (known := self.allowance(peer, grace)) is not None), default=None)
 
 
 def _append(times: dict[int, list[float]], peer: int, seconds: float) -> None:

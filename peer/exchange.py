@@ -212,7 +212,7 @@ class Exchange:
             async with self._slots:
                 start = time.monotonic()
                 try:
-                    await self._links[peer].snapshot(manifest, path, self._intake)
+                    manifest = await self._download(manifest, path)
                 except SnapshotError as error:
                     logger.warning("the snapshot of peer %d is not used: %s", peer, error)
                     self._tell(e.SnapshotRefused(peer, number))
@@ -220,6 +220,25 @@ class Exchange:
                 self.transfer_seconds += time.monotonic() - start
         await self._remember(manifest)
         self._tell(e.SnapshotHeld(peer, number, manifest.model_round))
+
+    async def _download(self, manifest: Manifest, path: Path) -> Manifest:
+        """Fetch a snapshot; its manifest.
+
+        That may be another one than was held: a peer that lost its disk before anybody had fetched a round trains
+        that round again, and nobody has used the first. It is reported all the same.
+        """
+        link = self._links[manifest.peer]
+        try:
+            await link.snapshot(manifest, path, self._intake)
+        except RoundGoneError:
+            now = await link.manifest(manifest.round, self._intake)
+            if now.sha256 == manifest.sha256:
+                raise
+            self._examine(now)
+            self._store.save_received_manifest(now)
+            await link.snapshot(now, path, self._intake)
+            return now
+        return manifest
 
     def _held_manifest(self, peer: int, number: int) -> Manifest | None:
         """What an earlier start of this process left, if it can be used."""
@@ -235,7 +254,7 @@ class Exchange:
         if state is None or state.round != number:
             return None
         try:
-            return self._intake.manifest(state.manifest, peer, number)
+            return self._intake.manifest(state.manifest, peer, number, sha256=state.manifest_sha256)
         except SnapshotError as error:
             logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
             return None

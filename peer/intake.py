@@ -6,12 +6,19 @@ learner checks the values (``crad_p2p.weights``).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from crad_p2p.federation import Federation
+from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import Layout, SnapshotError, check_file, largest_file
+
+
+def document_digest(document: bytes) -> str:
+    """What goes with a manifest on its way, so that a flipped bit cannot turn one count into another."""
+    return hashlib.sha256(document).hexdigest()
 
 
 class Intake:
@@ -28,12 +35,18 @@ class Intake:
         self._layouts = layouts
         self._classes = classes
 
-    def manifest(self, document: bytes, peer: int, number: int) -> Manifest:
+    def manifest(self, document: bytes, peer: int, number: int, *, sha256: str | None = None) -> Manifest:
         """Parse a peer's manifest of the round that was asked for.
 
+        Args:
+            sha256: of the document, as its sender gave it; None if the document did not travel.
+
         Raises:
-            SnapshotError: it is malformed, or of another run, peer, round, architecture, size or number of classes.
+            SnapshotError: it is damaged, malformed, or of another run, peer, round, architecture, size or number of
+                classes.
         """
+        if sha256 is not None and document_digest(document) != sha256:
+            raise SnapshotError(f"manifest has sha256 {document_digest(document)}, its sender gave {printable(sha256)}")
         try:
             manifest = Manifest.from_bytes(document)
         except ValueError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,14 +20,24 @@ from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import CHUNK_BYTES, Waits, dial
+from peer.channels import LARGEST_CHUNK_BYTES, Waits, dial
 from peer.hello import describe_disagreement, greeting
 from peer.intake import Intake
 from peer.waiting import within
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
+_FIRST_DELAY = 0.1
+#: Seconds between two tries. An attempt to connect may have taken four when the link heals, and traffic resumes within
+#: five; but who sends what must not be used is not asked again so soon.
+_LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
+#: The peer's own word, or a connection of which gRPC knows that it is lost.
+_CONNECTION_IS_FINE = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.UNAVAILABLE,
+)
 
 
 class Link:
@@ -60,11 +71,12 @@ class Link:
         self._on_state = on_state
         self._on_connection = on_connection
         self._has_agreed = False
-        self._channel = dial(self._address)
-        self._stub = peer_pb2_grpc.PeerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._difference: str | None = None  # found in the last greeting
+        self._last_heard = 0.0  # when something came, on whatever call
+        self._line = _Line(self._address)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._line.channel.close()
 
     async def watch(self) -> None:
         """Follow the peer's state; returns when it has left for good.
@@ -77,8 +89,8 @@ class Link:
                 self._on_hello(self.peer, await self._greet())
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
-                with self._call():
-                    if await self._follow():
+                async with self._call() as stub:
+                    if await self._follow(stub):
                         return
                 reason = "it ended the stream"
             except _CallError as error:
@@ -109,14 +121,20 @@ class Link:
         request = peer_pb2.GetManifestRequest(peer=owner, round=number)
         async for attempt in _attempts():
             try:
-                with self._call():
-                    reply = await self._stub.GetManifest(request, timeout=self._waits.connect)
-                return intake.manifest(reply.document, owner, number)
+                async with self._call() as stub:
+                    reply = await self._answer(stub.GetManifest(request, timeout=self._waits.connect))
+                return intake.manifest(reply.document, owner, number, sha256=reply.manifest_sha256)
             except _CallError as error:
-                self._raise_if_gone(error, number)
-                attempt.failed(logger, f"manifest of round {number} of peer {owner}: {error}; trying again")
+                is_repeated = attempt.failed(
+                    logger, f"manifest of round {number} of peer {owner}: {error}; trying again"
+                )
+                self._raise_if_gone(error, number, is_repeated=is_repeated)
             except SnapshotError as error:
-                attempt.failed(logger, f"manifest of round {number} of peer {owner} refused: {error}; trying again")
+                attempt.failed(
+                    logger,
+                    f"manifest of round {number} of peer {owner} refused: {error}; trying again",
+                    longest=_LONGEST_DELAY_AFTER_DAMAGE,
+                )
         raise AssertionError("attempts never end")
 
     async def snapshot(self, manifest: Manifest, path: Path, intake: Intake) -> None:
@@ -130,8 +148,8 @@ class Link:
         what = f"snapshot of round {manifest.round} of peer {manifest.peer}"
         async for attempt in _attempts():
             try:
-                with self._call():
-                    await self._download(manifest, partial)
+                async with self._call() as stub:
+                    await self._download(stub, manifest, partial)
                 await self._check(intake, partial, manifest)
                 fail_point("snapshot-received", manifest.round)
                 partial.rename(path)
@@ -139,19 +157,22 @@ class Link:
                 return
             except DamagedFileError as error:
                 partial.unlink(missing_ok=True)
-                attempt.failed(logger, f"{what} refused: {error}; fetching it again from the start")
+                attempt.failed(
+                    logger,
+                    f"{what} refused: {error}; fetching it again from the start",
+                    longest=_LONGEST_DELAY_AFTER_DAMAGE,
+                )
             except _CallError as error:
-                self._raise_if_gone(error, manifest.round)
-                attempt.failed(logger, f"{what} cut at byte {_size(partial)}: {error}; resuming")
+                is_repeated = attempt.failed(logger, f"{what} cut at byte {_size(partial)}: {error}; resuming")
+                self._raise_if_gone(error, manifest.round, is_repeated=is_repeated)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
     async def _greet(self) -> peer_pb2.HelloReply:
-        with self._call():
-            reply: peer_pb2.HelloReply = await self._stub.Hello(
-                greeting(self._federation, self._own_id), timeout=self._waits.connect
-            )
-        self._refuse_difference(reply)
+        async with self._call() as stub:
+            call = stub.Hello(greeting(self._federation, self._own_id), timeout=self._waits.connect)
+            reply: peer_pb2.HelloReply = await self._answer(call)
+            self._refuse_difference(reply)
         return reply
 
     def _refuse_difference(self, reply: peer_pb2.HelloReply) -> None:
@@ -159,33 +180,68 @@ class Link:
             difference = describe_disagreement(reply, self._federation, self._own_id)
         else:
             difference = f"{self._address} should be peer {self.peer}, and answers as peer {reply.peer}"
+        is_repeated, self._difference = difference == self._difference, difference
         if difference is None:
             self._has_agreed = True
         elif self._has_agreed:
             # It was restarted with other settings. It will end by itself; nothing is wrong here.
             raise _CallError(f"it was started with other settings: {difference}")
+        elif not is_repeated:
+            raise _CallError(f"{difference}; asking again, since the answer may have been damaged on the way")
         else:
             raise PeersDisagreeError(
                 f"peers {self._own_id} and {self.peer} were started with different settings: {difference}; give "
                 f"both the same federation file and software version"
             )
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Turn whatever ends a call early into :class:`_CallError`."""
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[Any]:
+        """The stub for one call; whatever ends it early is turned into :class:`_CallError`.
+
+        A failure that is neither the peer's own word nor a connection known to be lost can be that of a connection
+        that is out of step, and will be for ever: the next call gets another one. What still moves on this one goes on.
+        """
+        line = self._line
+        line.calls += 1
         try:
-            yield
+            yield line.stub
         except grpc.aio.AioRpcError as error:
+            if error.code() not in _CONNECTION_IS_FINE:
+                self._redial(line)
             name = error.code().name.lower().replace("_", " ")
             raise _CallError(f"{name} ({printable(error.details() or '', 200)})", error.code()) from None
         except TimeoutError:
+            self._redial(line)
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
+        except _CallError:
+            self._redial(line)
+            raise
+        finally:
+            line.calls -= 1
+            if line is not self._line and not line.calls:
+                await line.channel.close()
 
-    async def _follow(self) -> bool:
+    def _redial(self, line: _Line) -> None:
+        if line is self._line:
+            self._line = _Line(self._address)
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
+        """What the peer answers. gRPC gives None for bytes that are no message of the right kind."""
+        answer = await call
+        if answer is None:
+            raise _CallError("its answer cannot be read")
+        self._last_heard = asyncio.get_running_loop().time()
+        return answer
+
+    async def _next(self, call: Any, sign_of_life: Callable[[], float] | None = None) -> Any:
+        return await within(self._waits.no_progress, self._answer(call.read()), sign_of_life)
+
+    async def _follow(self, stub: Any) -> bool:
         """Pass on every state of the peer; whether it has said that it leaves."""
-        call = self._stub.Watch(peer_pb2.WatchRequest())
+        call = stub.Watch(peer_pb2.WatchRequest())
         try:
-            while (state := await within(self._waits.no_progress, call.read())) is not grpc.aio.EOF:
+            # On a slow link that is busy with a transfer, states come late, and the transfer shows that it is alive.
+            while (state := await self._next(call, sign_of_life=lambda: self._last_heard)) is not grpc.aio.EOF:
                 self._on_state(self.peer, state)
                 if state.leaving:
                     return True
@@ -203,7 +259,7 @@ class Link:
             partial.rename(partial.with_suffix(".refused"))  # kept aside as evidence
             raise
 
-    async def _download(self, manifest: Manifest, partial: Path) -> None:
+    async def _download(self, stub: Any, manifest: Manifest, partial: Path) -> None:
         """Append to ``partial`` what is missing.
 
         Raises:
@@ -213,11 +269,11 @@ class Link:
         request = peer_pb2.GetSnapshotRequest(
             peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset
         )
-        call = self._stub.GetSnapshot(request)
+        call = stub.GetSnapshot(request)
         try:
             with partial.open("ab") as file:
-                while (chunk := await within(self._waits.no_progress, call.read())) is not grpc.aio.EOF:
-                    if chunk.offset != offset or not 0 < len(chunk.data) <= CHUNK_BYTES:
+                while (chunk := await self._next(call)) is not grpc.aio.EOF:
+                    if chunk.offset != offset or not 0 < len(chunk.data) <= LARGEST_CHUNK_BYTES:
                         raise DamagedFileError(
                             f"chunk of {len(chunk.data)} bytes at {chunk.offset}, expected one at {offset}"
                         )
@@ -229,12 +285,22 @@ class Link:
         finally:
             call.cancel()
 
-    def _raise_if_gone(self, error: _CallError, number: int) -> None:
-        if error.code == grpc.StatusCode.NOT_FOUND:
+    def _raise_if_gone(self, error: _CallError, number: int, *, is_repeated: bool) -> None:
+        """A peer that answers so once may have read a damaged request."""
+        if error.code == grpc.StatusCode.NOT_FOUND and is_repeated:
             raise RoundGoneError(
                 f"round {number} is needed here of peer {self.peer}, but it answers: {error}; one of the two "
                 f"lost its latest rounds (an older state directory, perhaps): start that one with --recover"
             )
+
+
+class _Line:
+    """One channel to the peer, and how many calls are on it."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = dial(address)
+        self.stub = peer_pb2_grpc.PeerStub(self.channel)  # type: ignore[no-untyped-call]
+        self.calls = 0
 
 
 class RoundGoneError(IncompleteError):
@@ -253,27 +319,34 @@ class _Attempt:
     """One try of something that is repeated until it works."""
 
     def __init__(self) -> None:
-        self.delay = _FIRST_DELAY
         self._last_message = ""
+        self._delay, self._longest = _FIRST_DELAY, _LONGEST_DELAY
 
     def succeeded(self) -> None:
         """Later failures are news again, and retried at once."""
-        self.delay, self._last_message = _FIRST_DELAY, ""
+        self._delay, self._last_message = _FIRST_DELAY, ""
 
-    def failed(self, log: logging.Logger, message: str) -> None:
-        """Log a failure, unless it is the same as the last one."""
-        if message != self._last_message:
+    def failed(self, log: logging.Logger, message: str, *, longest: float = _LONGEST_DELAY) -> bool:
+        """Log a failure, unless it is the same as the last one; whether it is."""
+        is_repeated = message == self._last_message
+        if not is_repeated:
             log.info(message)
-        self._last_message = message
+        self._last_message, self._longest = message, longest
+        return is_repeated
+
+    async def pause(self) -> None:
+        """Longer each time, and of random length, so that many peers do not call in step."""
+        delay = min(self._delay, self._longest)
+        await asyncio.sleep(random.uniform(delay / 2, delay))
+        self._delay = min(2 * self._delay, _LONGEST_DELAY_AFTER_DAMAGE)
 
 
 async def _attempts() -> AsyncIterator[_Attempt]:
-    """Yields for ever, with growing pauses of random length, so that many peers do not call in step."""
+    """Yields for ever, with pauses."""
     attempt = _Attempt()
     while True:
         yield attempt
-        await asyncio.sleep(random.uniform(attempt.delay / 2, attempt.delay))
-        attempt.delay = min(2 * attempt.delay, _LONGEST_DELAY)
+        await attempt.pause()
 
 
 def _size(path: Path) -> int:

@@ -10,6 +10,11 @@ import time
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not that a caller has gone in the middle of a stream: gRPC logs it as an error, with a traceback, each time."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core by servicer method")
+
+
 class JsonFormatter(logging.Formatter):
     """Time (seconds since the epoch), level, message, and whatever was passed as ``extra``."""
 
@@ -34,6 +39,7 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
 def configure(log_format: str, peer_id: int) -> None:
     """Set up logging of this process."""
     handler = logging.StreamHandler()
+    handler.addFilter(_is_news)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:

@@ -24,11 +24,11 @@ from peer import events as e
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
-from peer.intake import Intake
+from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
 from peer.recorder import Recorder
 from peer.recovery import recover
-from peer.server import PeerServicer, bind_server
+from peer.server import PeerServicer, Server
 from peer.status import Status
 from peer.store import Store
 from peer.waiting import to_the_end, within
@@ -93,6 +93,8 @@ class Node:
         self._unanswered = 0
         self._train_samples = 0
         self._peak_rss = 0
+        # Missing and stale teachers of the last round:
+        self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._leave_at: float | None = None  # set once the last round is evaluated
         self._told: asyncio.Future[str]  # the name of the signal that came
 
@@ -105,12 +107,18 @@ class Node:
         """
         require_loopback(self._federation, self._host.listen)
         self._note_signals()
-        self._store.open(self._federation, self._id)
+        try:
+            self._store.open(self._federation, self._id)
+            await self._run_opened()
+        except OSError as error:
+            raise self._disk_failed(error) from None
+
+    async def _run_opened(self) -> None:
         server = exchange = None
         try:
             witness = Witness(self._store.load_seen())
             self._servicer = PeerServicer(self._federation, self._id, self._store, self._status, witness)
-            server = bind_server(self._host.listen, self._servicer)
+            server = Server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
             if self._host.recover:
                 await self._unless_told(self._recover())
@@ -133,7 +141,6 @@ class Node:
                 exchange.published(self._store.manifest(number))
             self._show_published()  # before anybody can ask: a peer that says less than it has counts as rolled back
             await server.start()
-            logger.info("listening on %s", self._host.listen)
             await self._take_part(self._store.last_round())
             await self._say_farewell()
             self._say_reservations()
@@ -169,6 +176,7 @@ class Node:
                 background += self._exchange.watch()
                 self._learner_task = self._spawn(self._run_learner())
                 await self._pump()
+                await self._exchange.forget_before(federation.rounds + 1)  # nothing is needed any more
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -178,7 +186,8 @@ class Node:
                 raise self._disk_failed(_first(disk)) from None
             raise
         finally:
-            self._recorder.close()
+            with suppress(OSError):  # on a full disk it fails again, and must not hide what ended this peer
+                self._recorder.close()
 
     def _disk_failed(self, error: BaseException) -> IncompleteError:
         return IncompleteError(
@@ -277,15 +286,15 @@ class Node:
         work.training_since = time.monotonic()
         work.train = decision
         work.consumed = tuple(self._exchange.consumed(peer, number) for peer, number in rounds.items())
-        if decision.missing or decision.stale:
-            logger.warning(
-                "round %d is trained without %s",
-                decision.round,
-                " and ".join(
-                    [_peers(decision.missing)] * bool(decision.missing)
-                    + [f"round {number} of peer {peer} in place of {last}" for peer, number in decision.stale]
-                ),
-            )
+        lacking = (decision.missing, tuple(peer for peer, _ in decision.stale))
+        if lacking != self._lacking:  # once, and again when it changes; every round has it in its history
+            self._lacking = lacking
+            words = [f"without {_peers(decision.missing)}"] if decision.missing else []
+            words += [f"with an older model of {_peers(lacking[1])}"] if decision.stale else []
+            if words:
+                logger.warning("round %d is trained %s", decision.round, " and ".join(words))
+            else:
+                logger.info("round %d is trained with the newest models of all others again", decision.round)
         self._command(
             "train",
             teachers=list(decision.teachers),
@@ -427,7 +436,7 @@ class Node:
             missing=work.train.missing if work.train else (),
             quarantined=work.train.quarantined if work.train else (),
         )
-        busy = sum(seconds.values())
+        busy = sum(seconds.values()) if number else 0.0  # making the initial model says nothing of a round
         record = RoundRecord(
             peer=self._id,
             round=number,
@@ -498,6 +507,7 @@ class Node:
         self._status.update(
             round=number,
             manifest=manifest.to_bytes(),
+            manifest_sha256=document_digest(manifest.to_bytes()),
             busy_seconds=busy,
             validation_accuracy=manifest.statistics.accuracy,
             **known,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,11 +21,15 @@ from crad_p2p.snapshot import SNAPSHOT_FILE
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
 from peer.hello import describe_disagreement
+from peer.intake import document_digest
 from peer.status import Status
 from peer.store import Store
 from peer.witness import Witness
 
 logger = logging.getLogger(__name__)
+
+#: Seconds between two tries to listen again.
+_REBIND = 0.1
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -66,7 +71,8 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
 
     async def GetManifest(self, request: peer_pb2.GetManifestRequest, context: Context) -> peer_pb2.GetManifestReply:
         manifest = await self._published(request.peer, request.round, context)
-        return peer_pb2.GetManifestReply(document=manifest.to_bytes())
+        document = manifest.to_bytes()
+        return peer_pb2.GetManifestReply(document=document, manifest_sha256=document_digest(document))
 
     async def GetSnapshot(
         self, request: peer_pb2.GetSnapshotRequest, context: Context
@@ -125,30 +131,73 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         raise AssertionError("abort raises")
 
 
-async def start_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
-    """:func:`bind_server`, and serve at once."""
-    server = bind_server(listen, servicer)
-    await server.start()
-    return server
+class Server:
+    """A gRPC server that is started again should it break.
 
-
-def bind_server(listen: str, servicer: PeerServicer) -> grpc.aio.Server:
-    """Take the address; nothing is answered before the server is started.
-
-    Raises:
-        PortTakenError: another process listens there, or the address is not of this machine.
+    One call whose method name is not UTF-8, be it of malice or of a flipped bit, ends a ``grpc.aio`` server for good.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    peer_pb2_grpc.add_PeerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    host, _, port = listen.rpartition(":")
-    numeric = "127.0.0.1" if host == "localhost" else host
-    try:
-        bound = server.add_insecure_port(f"{numeric}:{port}")
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise PortTakenError(
-            f"cannot listen on {listen}: the port is taken by another process, or the address is not of this machine; "
-            f"free the port, or give another address with --listen"
-        )
+
+    def __init__(self, listen: str, servicer: PeerServicer) -> None:
+        """Take the address; nothing is answered before :meth:`start`.
+
+        Raises:
+            PortTakenError: another process listens there, or the address is not of this machine.
+        """
+        self._listen = listen
+        self._servicer = servicer
+        self._is_stopping = False
+        self._server = self._bound()
+        self._supervision: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Serve."""
+        await self._server.start()
+        self._supervision = asyncio.create_task(self._supervise())
+        logger.info("listening on %s", self._listen)
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and give those that run so many seconds."""
+        self._is_stopping = True
+        await self._server.stop(grace)
+        if self._supervision is not None:
+            await self._supervision
+
+    def _bound(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        peer_pb2_grpc.add_PeerServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+        host, _, port = self._listen.rpartition(":")
+        numeric = "127.0.0.1" if host == "localhost" else host
+        try:
+            bound = server.add_insecure_port(f"{numeric}:{port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise PortTakenError(
+                f"cannot listen on {self._listen}: the port is taken by another process, or the address is not of this "
+                f"machine; free the port, or give another address with --listen"
+            )
+        return server
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await self._server.wait_for_termination()
+            except Exception as error:  # of any kind: whatever it was, the others need this server
+                logger.warning("a call that cannot be read has ended the server (%s); starting it again", error)
+            while not self._is_stopping:
+                try:
+                    self._server = self._bound()
+                except PortTakenError:  # the broken server is about to let it go
+                    await asyncio.sleep(_REBIND)
+                    continue
+                await self._server.start()
+                break
+            else:
+                return
+
+
+async def start_server(listen: str, servicer: PeerServicer) -> Server:
+    """A server that serves already; errors as of :class:`Server`."""
+    server = Server(listen, servicer)
+    await server.start()
     return server

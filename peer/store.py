@@ -72,8 +72,9 @@ class Store:
                 f"state directory {self.root}: cannot be written ({error.strerror}); choose another with --state-dir"
             ) from None
         self._check_owner(federation, peer_id)
-        for leftover in self._rounds.glob(".staging-*"):
+        for leftover in (*self._rounds.glob(".*"), *self._received.glob(".*")):
             shutil.rmtree(leftover)
+        self._drop_torn_manifests()
 
     def close(self) -> None:
         """Give the lock back."""
@@ -228,7 +229,7 @@ class Store:
         own = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
         for path in own:
             self._manifests.pop(int(path.name), None)
-            shutil.rmtree(path)
+            _delete(path)
         kept_of = Counter[str]()
         for folder in sorted(self._received.glob("[0-9]*"), key=lambda path: int(path.name), reverse=True):
             newest = {path.stem for path in folder.glob("*.safetensors") if kept_of[path.stem] < 2}
@@ -252,6 +253,15 @@ class Store:
         fail_point("manifest-received", manifest.round)
         partial.rename(path)
         fail_point("manifest-renamed", manifest.round)
+
+    def _drop_torn_manifests(self) -> None:
+        """They were not made durable, so a power cut may have left a part of one under its name, or zeros."""
+        for path in self._received.glob("*/*.json"):
+            try:
+                Manifest.from_bytes(path.read_bytes())
+            except ValueError as error:
+                logger.info("%s is torn and will be fetched again (%s)", path, error)
+                path.unlink()
 
     def received_rounds(self, peer: int) -> list[int]:
         """Rounds of which a manifest of a peer is here, ascending."""
@@ -400,6 +410,13 @@ class Store:
         if not path.exists():
             return []
         return [RoundRecord.from_line(line) for line in path.read_text().splitlines()]
+
+
+def _delete(folder: Path) -> None:
+    """Remove a directory so that nothing of it is ever seen without the rest, should this process be killed midway."""
+    hidden = folder.with_name(f".old-{folder.name}")
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def _fsync(path: Path, number: int | None = None, name: str = "") -> None:

@@ -1,20 +1,18 @@
-"""The barrier: the life of a peer as events and decisions, and all interleavings of three peers."""
+"""The barrier under policy ``all``: the life of a peer as events and decisions."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
+from barrier_model import greeted, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.barrier import Barrier
-from peer.deadlines import RoundTimes
 from peer.events import (
     Announced,
     Collected,
@@ -45,13 +43,6 @@ def make(*, rounds: int = 2, published: int = -1, teachers: Iterable[int] = OTHE
     """Peer 0's barrier; the same teachers in every round."""
     fixed = tuple(teachers)
     return greeted(Barrier(others, rounds, lambda _number: fixed, published))
-
-
-def greeted(barrier: Barrier) -> Barrier:
-    """All others have been reached since the start, and are not connected now."""
-    for peer in barrier.others:
-        assert feed(barrier, Connected(peer), Disconnected(peer)) == []
-    return barrier
 
 
 def feed(barrier: Barrier, *events: Event) -> list[Decision]:
@@ -317,6 +308,23 @@ def test_rounds_are_published_one_by_one(number: int) -> None:
         barrier.step(Published(number))
 
 
+def test_a_refused_snapshot_is_left_out_also_after_the_learner_was_lost() -> None:
+    barrier = greeted(Barrier([1, 2], rounds=3, teachers_of=lambda _: (1, 2), published=0))
+    for peer in (1, 2):
+        barrier.step(Announced(peer, 0))
+        barrier.step(ManifestHeld(peer, 0))
+    barrier.step(LearnerUp())
+    barrier.step(SnapshotRefused(1, 0))
+    assert "waits for the snapshots of peer 2 " in barrier.explain()
+    assert barrier.step(SnapshotHeld(2, 0)) == [Teach(2, 0)]
+    barrier.step(LearnerDown())
+    assert barrier.step(LearnerUp()) == [OpenRound(1), Teach(2, 0)]
+    assert barrier.step(Taught(2, 0, usable=True)) == [Train(1, teachers=(2,), quarantined=(1,))]
+    barrier.step(Published(1))
+    assert barrier.step(SnapshotRefused(2, 0)) == []  # of a round that is over
+    assert barrier.teachers_done == (0, 2)
+
+
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
@@ -395,302 +403,3 @@ def test_whatever_comes_a_round_is_trained_only_with_everything_of_the_round_bef
                 assert {event.peer for event in seen if isinstance(event, Taught) and event.round == last} == set(
                     OTHERS
                 )
-
-
-# --- all interleavings of three peers ---------------------------------------------------------------------------------
-#
-# Abstract peers, each with a real barrier and a durable round. What takes time is a step of its own, and the steps of
-# all peers come in every order: the answers to the barrier's decisions (a manifest, a snapshot, a teacher run), the
-# commit of a round, its showing to the others, and a crash. A crash loses everything that is not a committed round.
-
-
-@dataclass(frozen=True)
-class Show:
-    """Left to do: let the others see the round that is committed."""
-
-    round: int
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Left to do: make durable the round that is already visible (only in a world that does it the wrong way round)."""
-
-    round: int
-
-
-class PeerState(NamedTuple):
-    """One peer; ``barrier`` is the number of a barrier state, ``todo`` the decisions that are not carried out yet."""
-
-    barrier: int
-    todo: frozenset[Any] = frozenset()
-    durable: int = -1
-    visible: int = -1
-    crashes_left: int = 1
-
-
-World = tuple[PeerState, ...]
-
-
-class ViolationError(Exception):
-    """An invariant does not hold."""
-
-
-@dataclass
-class ModelChecker:
-    """Explores every world that can be reached.
-
-    Attributes:
-        barrier: the class under test.
-        keeps: how many of its last rounds a peer keeps.
-        teaches: peers learn from one another; if not, they wait for manifests only.
-        shows_first: rounds become visible before they are durable.
-    """
-
-    peers: int = 3
-    rounds: int = 2
-    crashes: int = 1
-    barrier: Callable[..., Barrier] = Barrier
-    keeps: int = 2
-    teaches: bool = True
-    shows_first: bool = False
-    _numbers: dict[Hashable, int] = field(default_factory=dict, repr=False)
-    _barriers: list[Barrier] = field(default_factory=list, repr=False)
-    _steps: dict[tuple[int, Event], tuple[int, list[Decision]]] = field(default_factory=dict, repr=False)
-
-    def run(self) -> int:
-        """Visit all worlds; returns their number.
-
-        Raises:
-            ViolationError: a broken invariant, or a world from which the peers cannot all finish.
-        """
-        worlds = [self._first()]
-        numbers = {worlds[0]: 0}
-        origins: list[list[int]] = [[]]
-        queue = deque([0])
-        while queue:
-            number = queue.popleft()
-            for world in self._next(worlds[number]):
-                if world not in numbers:
-                    self._check_distance(world)
-                    numbers[world] = len(worlds)
-                    queue.append(len(worlds))
-                    worlds.append(world)
-                    origins.append([])
-                origins[numbers[world]].append(number)
-        self._check_all_can_finish(worlds, origins)
-        return len(worlds)
-
-    # --- invariants ---
-
-    def _check_distance(self, world: World) -> None:
-        durable = [peer.durable for peer in world]
-        if max(durable) - min(durable) > 1:
-            raise ViolationError(f"more than one round apart: {durable}")
-
-    def _check_kept(self, holder: PeerState, number: int) -> None:
-        if number <= max(holder.durable, holder.visible) - self.keeps:
-            raise ViolationError(f"round {number} is needed of a peer that keeps {self.keeps}: {holder}")
-
-    def _check_train(self, peer: PeerState, decision: Train) -> None:
-        if decision.round != max(peer.durable, peer.visible) + 1:
-            raise ViolationError(f"{decision} by {peer}")
-        if len(decision.teachers) != self.teaches * (self.peers - 1) or decision.quarantined:
-            raise ViolationError(f"{decision} without all the others")
-
-    def _check_all_can_finish(self, worlds: list[World], origins: list[list[int]]) -> None:
-        """Backwards from the worlds in which all have finished, every world must be reached."""
-        finished = [n for n, world in enumerate(worlds) if all(Finish() in peer.todo for peer in world)]
-        alive, stack = set(finished), finished
-        while stack:
-            fresh = [origin for origin in origins[stack.pop()] if origin not in alive]
-            alive.update(fresh)
-            stack += fresh
-        if len(alive) < len(worlds):
-            stuck = next(world for n, world in enumerate(worlds) if n not in alive)
-            raise ViolationError(f"{len(worlds) - len(alive)} worlds cannot finish, such as {stuck}")
-
-    # --- steps ---
-
-    def _first(self) -> World:
-        start = (PeerState(self._new_barrier(i, -1), crashes_left=self.crashes) for i in range(self.peers))
-        return tuple(self._tell(peer, LearnerUp()) for peer in start)
-
-    def _next(self, world: World) -> Iterator[World]:
-        for i, peer in enumerate(world):
-            for decision in peer.todo:
-                if self._is_possible(world, peer, decision):
-                    yield self._carry_out(world, i, decision)
-            if peer.crashes_left:
-                yield self._crash(world, i)
-
-    @staticmethod
-    def _is_possible(world: World, peer: PeerState, decision: Any) -> bool:
-        match decision:
-            case FetchManifest(j, number) | FetchSnapshot(j, number):
-                return (
-                    number <= world[j].visible
-                )  # a round that its owner has lost is asked for until it is there again
-            case Train(number):
-                return Commit(number - 1) not in peer.todo
-        return not isinstance(decision, Finish)
-
-    def _carry_out(self, world: World, i: int, decision: Any) -> World:
-        peer = world[i]._replace(todo=world[i].todo - {decision})
-        match decision:
-            case FetchManifest(j, number):
-                self._check_kept(world[j], number)
-                peer = self._tell(peer, ManifestHeld(j, number))
-            case FetchSnapshot(j, number):
-                self._check_kept(world[j], number)
-                peer = self._tell(peer, SnapshotHeld(j, number))
-            case Teach(j, number):
-                peer = self._tell(peer, Taught(j, number, usable=True))
-            case MakeInitialModel():
-                return self._trained(world, i, peer, 0)
-            case Train(number):
-                self._check_train(peer, decision)
-                return self._trained(world, i, peer, number)
-            case Show(number):
-                return self._show(world, i, peer, number)
-            case Commit(number):
-                peer = peer._replace(durable=number)
-        return self._with(world, i, peer)
-
-    def _trained(self, world: World, i: int, peer: PeerState, number: int) -> World:
-        if self.shows_first:
-            return self._show(world, i, peer._replace(todo=peer.todo | {Commit(number)}), number)
-        return self._with(world, i, peer._replace(durable=number, todo=peer.todo | {Show(number)}))
-
-    def _show(self, world: World, i: int, peer: PeerState, number: int) -> World:
-        peer = self._tell(peer._replace(visible=number), Published(number))
-        return self._announce(self._with(world, i, peer), i)
-
-    def _crash(self, world: World, i: int) -> World:
-        """A peer ends anywhere, and is there again with nothing but its committed rounds."""
-        durable = world[i].durable
-        peer = PeerState(self._new_barrier(i, durable), frozenset(), durable, durable, world[i].crashes_left - 1)
-        peer = self._tell(peer, LearnerUp())
-        for j, other in enumerate(world):
-            if j != i:
-                peer = self._tell(peer, Announced(j, other.visible))
-        return self._announce(self._with(world, i, peer), i)
-
-    def _announce(self, world: World, i: int) -> World:
-        """News travels at once; the fetch that it causes may take as long as it likes."""
-        news = Announced(i, world[i].visible)
-        return tuple(peer if j == i else self._tell(peer, news) for j, peer in enumerate(world))
-
-    @staticmethod
-    def _with(world: World, i: int, peer: PeerState) -> World:
-        return (*world[:i], peer, *world[i + 1 :])
-
-    # --- barriers: real ones, one for each state, and each step is taken once ---
-
-    def _new_barrier(self, i: int, published: int) -> int:
-        others = tuple(j for j in range(self.peers) if j != i)
-        teachers = others if self.teaches else ()
-        return self._number_of(greeted(self.barrier(others, self.rounds, lambda _number: teachers, published)))
-
-    def _number_of(self, barrier: Barrier) -> int:
-        number = self._numbers.setdefault(frozen(state_of(barrier)), len(self._barriers))
-        if number == len(self._barriers):
-            self._barriers.append(barrier)
-        return number
-
-    def _tell(self, peer: PeerState, event: Event) -> PeerState:
-        key = (peer.barrier, event)
-        if key not in self._steps:
-            barrier = copy.deepcopy(self._barriers[peer.barrier])
-            todo = [each for each in barrier.step(event) if not isinstance(each, OpenRound | Collected)]
-            self._steps[key] = (self._number_of(barrier), todo)
-        number, todo = self._steps[key]
-        return peer._replace(barrier=number, todo=peer.todo.union(todo)) if todo or number != peer.barrier else peer
-
-
-def state_of(barrier: Barrier) -> dict[str, Any]:
-    """All that a barrier remembers."""
-    return vars(barrier.state)
-
-
-def frozen(value: Any) -> Hashable:
-    """A hashable copy; the order of arrival does not count, since no invariant depends on it."""
-    if isinstance(value, dict):
-        return frozenset((key, frozen(each)) for key, each in value.items())
-    if isinstance(value, RoundTimes):
-        return frozen(vars(value))
-    if isinstance(value, list):
-        return tuple(value)
-    return frozenset(value) if isinstance(value, set) else value
-
-
-def test_three_peers_in_every_interleaving_with_crashes() -> None:
-    assert ModelChecker().run() > 100_000
-
-
-def test_two_peers_in_every_interleaving_with_more_rounds_and_crashes() -> None:
-    assert ModelChecker(peers=2, rounds=4, crashes=3).run() > 3_000
-
-
-def test_peers_that_do_not_teach_keep_the_distance_too() -> None:
-    assert ModelChecker(teaches=False).run() > 5_000
-
-
-class HastyBarrier(Barrier):
-    """Planted fault: trains with one teacher missing."""
-
-    def _learner_work(self) -> list[Decision]:
-        work, s = super()._learner_work(), self.state
-        if not s.training and s.collected == s.published and len(s.taught) == len(self.teachers) - 1:
-            s.training = True
-            work.append(Train(s.published + 1, tuple(s.taught)))
-        return work
-
-
-class DeafBarrier(Barrier):
-    """Planted fault: the manifest of one peer is not waited for."""
-
-    def _decide(self) -> list[Decision]:
-        if self.published >= 0:
-            self.state.manifests.add(self.others[0])
-        return super()._decide()
-
-
-class ForgetfulBarrier(Barrier):
-    """Planted fault: a snapshot that comes while the learner runs another is never given to it."""
-
-    def _learner_work(self) -> list[Decision]:
-        busy = len(self.state.given) > len(self.state.taught)
-        return [each for each in super()._learner_work() if not (busy and isinstance(each, Teach))]
-
-
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ({"barrier": HastyBarrier}, "without all the others"),
-        ({"barrier": DeafBarrier, "teaches": False}, "more than one round apart"),
-        ({"barrier": ForgetfulBarrier, "rounds": 1, "crashes": 0}, "worlds cannot finish"),
-        ({"keeps": 1}, "round 0 is needed of a peer that keeps 1:"),
-        ({"shows_first": True}, "more than one round apart"),
-    ],
-    ids=["a teacher missing", "a peer not waited for", "a snapshot forgotten", "keeps only round P", "visible first"],
-)
-def test_the_check_finds_planted_faults(fault: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ViolationError, match=expected):
-        ModelChecker(**fault).run()
-
-
-def test_a_refused_snapshot_is_left_out_also_after_the_learner_was_lost() -> None:
-    barrier = greeted(Barrier([1, 2], rounds=3, teachers_of=lambda _: (1, 2), published=0))
-    for peer in (1, 2):
-        barrier.step(Announced(peer, 0))
-        barrier.step(ManifestHeld(peer, 0))
-    barrier.step(LearnerUp())
-    barrier.step(SnapshotRefused(1, 0))
-    assert "waits for the snapshots of peer 2 " in barrier.explain()
-    assert barrier.step(SnapshotHeld(2, 0)) == [Teach(2, 0)]
-    barrier.step(LearnerDown())
-    assert barrier.step(LearnerUp()) == [OpenRound(1), Teach(2, 0)]
-    assert barrier.step(Taught(2, 0, usable=True)) == [Train(1, teachers=(2,), quarantined=(1,))]
-    barrier.step(Published(1))
-    assert barrier.step(SnapshotRefused(2, 0)) == []  # of a round that is over
-    assert barrier.teachers_done == (0, 2)

@@ -147,7 +147,7 @@ def test_nothing_is_wrong_with_an_undisturbed_run(run: Run) -> None:
 
 def test_a_round_with_other_bytes_than_undisturbed(run: Run) -> None:
     run.spoil(1, 1, snapshot_sha256="f" * 64)
-    expected = f"peer 1, round 1: its snapshot is ffffffffffff…, undisturbed it is {digest(1, 1)[:12]}…"
+    expected = f"peer 1, round 1: its snapshot is ffffffffffff…, undisturbed {digest(1, 1)[:12]}…"
     assert expected in run.wrong()
     assert expected not in run.wrong(compare=False)
 

@@ -3,209 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
 import logging
-import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from wire import (
+    INTAKE,
+    LAYOUT,
+    PEER,
+    SIZE,
+    SNAPSHOT,
+    Noting,
+    Remote,
+    Witness,
+    federation,
+    free_port,
+    in_loop,
+    linked,
+    manifest_of,
+    serving,
+    stopped,
+    stub_of,
+    until,
+)
 
 import peer.server
 from crad_p2p import __version__
 from crad_p2p.errors import IncompleteError, PeersDisagreeError, PortTakenError
-from crad_p2p.federation import Federation, build_federation
-from crad_p2p.manifest import ClassStatistics, Manifest
-from crad_p2p.results import RoundRecord
-from crad_p2p.snapshot import SNAPSHOT_FILE, Layout, SnapshotError, TensorSpec
+from crad_p2p.snapshot import SnapshotError, TensorSpec
+from launch.proxy import Proxy
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import CHUNK_BYTES, Waits, dial
-from peer.intake import Intake
-from peer.link import Link
-from peer.server import PeerServicer, start_server
-from peer.status import Status
-from peer.store import Store
-
-ME, PEER = 0, 1
-#: A little over five chunks.
-FLOATS = 5 * CHUNK_BYTES // 4 + 10
-LAYOUT: Layout = {"weights": TensorSpec("F32", (FLOATS,))}
-HEADER = b'{"weights": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (FLOATS, 4 * FLOATS)
-SNAPSHOT = len(HEADER).to_bytes(8, "little") + HEADER + random.Random(0).randbytes(4 * FLOATS)
-SIZE = len(SNAPSHOT)
-
-WAITS = Waits(connect=5.0, no_progress=5.0)
+from peer.channels import CHUNK_BYTES, LARGEST_CHUNK_BYTES, Waits
+from peer.intake import Intake, document_digest
+from peer.server import start_server
 
 
 @pytest.fixture(autouse=True)
 def _log_everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test; one that hangs fails."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 40))
-
-    return run
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def federation(port: int, **changes: Any) -> Federation:
-    """Peers 0 and 1; ``port`` is where the calling side finds peer 1."""
-    addresses = {ME: "localhost:1", PEER: f"127.0.0.1:{port}"}
-    peers = [{"id": i, "address": address, "arch": "cnn6"} for i, address in addresses.items()]
-    return build_federation({"federation": "link-test", "peers": peers, **changes}, "test")
-
-
-INTAKE = Intake(federation(1), {"cnn6": LAYOUT}, classes=2)
-
-
-def manifest_of(number: int) -> Manifest:
-    return Manifest(
-        run=federation(1).digest(),
-        peer=PEER,
-        round=number,
-        arch="cnn6",
-        size=SIZE,
-        sha256=hashlib.sha256(SNAPSHOT).hexdigest(),
-        statistics=ClassStatistics(counts=(1, 1), hits=(0, 1), predicted=(1, 1)),
-        consumed=(),
-        model_round=number,
-        missing=(),
-        quarantined=(),
-    )
-
-
-class Noting(PeerServicer):
-    """The real servicer; notes where snapshots were asked from."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.offsets: list[int] = []
-
-    async def GetSnapshot(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
-        self.offsets.append(request.offset)
-        async for chunk in self.chunks(request, context):
-            yield chunk
-
-    async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
-        async for chunk in super().GetSnapshot(request, context):
-            yield chunk
-
-
-class Remote:
-    """Peer 1: its store with published rounds, its status, and a server that can be stopped and started again."""
-
-    def __init__(self, folder: Path, kind: type[Noting] = Noting, *, peer_id: int = PEER, **changes: Any) -> None:
-        self.port = free_port()
-        self.status = Status()
-        self.store = Store(folder)
-        self._federation = federation(self.port)
-        self.store.open(self._federation, peer_id)
-        self._peer_id = peer_id
-        self._server: grpc.aio.Server | None = None
-        self._kind = kind
-        self.configure(**changes)
-
-    def configure(self, **changes: Any) -> None:
-        """Settings for the next start."""
-        self.servicer = self._kind(federation(self.port, **changes), self._peer_id, self.store, self.status)
-
-    async def publish(self, number: int) -> None:
-        staging = self.store.staging_dir(number)
-        (staging / SNAPSHOT_FILE).write_bytes(SNAPSHOT)
-        record = RoundRecord(peer=PEER, round=number, snapshot_sha256="", validation_accuracy=None)
-        self.store.commit(staging, manifest_of(number), record)
-        self.status.update(round=number)
-
-    async def start(self) -> None:
-        self._server = await start_server(f"127.0.0.1:{self.port}", self.servicer)
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(grace=0)
-
-    def close(self) -> None:
-        self.store.close()
-
-
-class Witness:
-    """Keeps what a link reports, and waits for it."""
-
-    def __init__(self) -> None:
-        self.states: asyncio.Queue[peer_pb2.PeerState] = asyncio.Queue()
-        self.connections: asyncio.Queue[bool] = asyncio.Queue()
-
-    def link(self, port: int, waits: Waits = WAITS, **changes: Any) -> Link:
-        return Link(
-            federation(port, **changes),
-            ME,
-            PEER,
-            waits,
-            on_state=lambda peer, state: self.states.put_nowait(state) if peer == PEER else None,
-            on_connection=lambda peer, up: self.connections.put_nowait(up) if peer == PEER else None,
-        )
-
-    async def state_with(self, test: Callable[[peer_pb2.PeerState], bool]) -> peer_pb2.PeerState:
-        while not test(state := await asyncio.wait_for(self.states.get(), 10)):
-            pass
-        return state
-
-    async def connection(self, up: bool) -> None:
-        while await asyncio.wait_for(self.connections.get(), 15) is not up:
-            pass
-
-
-@asynccontextmanager
-async def serving(tmp_path: Path, kind: type[Noting] = Noting, *, rounds: int = 1, **options: Any) -> Any:
-    remote = Remote(tmp_path / "remote", kind, **options)
-    try:
-        for number in range(rounds):
-            await remote.publish(number)
-        await remote.start()
-        yield remote
-    finally:
-        await remote.stop()
-        remote.close()
-
-
-@asynccontextmanager
-async def linked(port: int, waits: Waits = WAITS, **changes: Any) -> AsyncIterator[Link]:
-    link = Witness().link(port, waits, **changes)
-    try:
-        yield link
-    finally:
-        await link.close()
-
-
-@asynccontextmanager
-async def stub_of(port: int) -> AsyncIterator[Any]:
-    channel = dial(f"127.0.0.1:{port}")
-    try:
-        yield peer_pb2_grpc.PeerStub(channel)  # type: ignore[no-untyped-call]
-    finally:
-        await channel.close()
-
-
-async def stopped(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 # --- calls that the other side cancels --------------------------------------------------------------------------------
@@ -362,13 +204,6 @@ async def test_a_peer_that_had_agreed_and_changes_its_mind_is_only_waited_for(
         await witness.connection(True)
         await stopped(task)
         await link.close()
-
-
-async def until(test: Callable[[], bool], seconds: float = 15.0) -> None:
-    """A bounded poll."""
-    async with asyncio.timeout(seconds):
-        while not test():
-            await asyncio.sleep(0.02)
 
 
 # --- watch ------------------------------------------------------------------------------------------------------------
@@ -546,6 +381,10 @@ async def test_a_manifest_is_asked_for_until_it_is_published(tmp_path: Path, cap
     assert caplog.text.count("peer 1 has not published round 1 yet; its last is 0") == 1  # said once, not at each try
 
 
+def manifest_reply(document: bytes) -> peer_pb2.GetManifestReply:
+    return peer_pb2.GetManifestReply(document=document, manifest_sha256=document_digest(document))
+
+
 @in_loop
 async def test_a_wrong_manifest_is_refused_and_asked_for_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -556,7 +395,7 @@ async def test_a_wrong_manifest_is_refused_and_asked_for_again(
         async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
             self.calls += 1
             if self.calls == 1:
-                return peer_pb2.GetManifestReply(document=manifest_of(5).to_bytes())
+                return manifest_reply(manifest_of(5).to_bytes())
             return await super().GetManifest(request, context)
 
     async with serving(tmp_path, WrongAtFirst) as remote, linked(remote.port) as link:
@@ -573,14 +412,14 @@ async def test_an_oversized_message_is_refused(tmp_path: Path, caplog: pytest.Lo
         async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
             self.calls += 1
             if self.calls == 1:
-                return peer_pb2.GetManifestReply(document=bytes(2 * CHUNK_BYTES + 1))
+                return peer_pb2.GetManifestReply(document=bytes(2 * LARGEST_CHUNK_BYTES + 1))
             return await super().GetManifest(request, context)
 
     async with serving(tmp_path, HugeAtFirst) as remote, linked(remote.port) as link:
         assert await link.manifest(0, INTAKE) == manifest_of(0)
         async with stub_of(remote.port) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await stub.Hello(peer_pb2.HelloRequest(agreed=bytes(2 * CHUNK_BYTES + 1)), timeout=5)
+                await stub.Hello(peer_pb2.HelloRequest(agreed=bytes(2 * LARGEST_CHUNK_BYTES + 1)), timeout=5)
             assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "resource exhausted" in caplog.text
 
@@ -638,60 +477,6 @@ async def test_a_snapshot_arrives_whole_and_is_counted(tmp_path: Path) -> None:
         assert link.bytes_received == remote.servicer.bytes_sent == SIZE > 5 * CHUNK_BYTES
 
 
-class Cutting:
-    """A TCP proxy that cuts its first connection after so many bytes of the server, and not before ``may_cut``."""
-
-    def __init__(self, target: int, after: int) -> None:
-        self._target, self._left = target, after
-        self.may_cut: Callable[[], bool] = lambda: True
-        self.bytes_passed = 0
-        self.connections = self.cuts = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Cutting:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        ends = (writer, there_writer)
-        self._tasks |= {
-            asyncio.create_task(self._pass_on(reader, there_writer, ends, counted=False)),
-            asyncio.create_task(self._pass_on(there_reader, writer, ends, counted=True)),
-        }
-
-    async def _pass_on(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        ends: tuple[asyncio.StreamWriter, ...],
-        *,
-        counted: bool,
-    ) -> None:
-        try:
-            while data := await reader.read(65536):
-                if counted:
-                    self.bytes_passed += len(data)
-                    if not self.cuts and self.bytes_passed > self._left:
-                        await until(self.may_cut)
-                        self.cuts += 1
-                        break
-                writer.write(data)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            for end in ends:
-                end.transport.abort()
-
-
 @in_loop
 async def test_a_transfer_that_is_cut_is_resumed_where_it_was_cut(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -699,19 +484,18 @@ async def test_a_transfer_that_is_cut_is_resumed_where_it_was_cut(
     path = tmp_path / "1.safetensors"
     async with (
         serving(tmp_path) as remote,
-        Cutting(remote.port, after=3_500_000) as proxy,
+        Proxy(f"127.0.0.1:{remote.port}") as proxy,
         linked(proxy.port) as link,
     ):
-        proxy.may_cut = lambda: link.bytes_received >= 2 * CHUNK_BYTES
+        proxy.down.truncate = 3_500_000
+        proxy.down.bandwidth = 10e6  # no faster than it is read: what gRPC holds unread is lost with the connection
         await link.snapshot(manifest_of(0), path, INTAKE)
         assert arrived(path)
-        assert proxy.cuts == 1
-        first, *later = remote.servicer.offsets
+        first, second = remote.servicer.offsets
         assert first == 0
-        assert later
-        assert all(offset >= 2 * CHUNK_BYTES for offset in later)
+        assert 3_000_000 < second < 3_500_000  # what had come is kept
         assert link.bytes_received == SIZE  # no byte was written twice
-        assert proxy.bytes_passed < 1.4 * SIZE  # sent again was only what was on its way at the cut
+        assert proxy.down.passed < SIZE + 600_000
     assert "snapshot of round 0 of peer 1 cut at byte" in caplog.text
 
 
@@ -749,29 +533,35 @@ async def test_a_partial_file_of_something_else_is_fetched_again(
     assert "refused: sha256 of the file is" in caplog.text
 
 
-def chunk(offset: int, size: int = CHUNK_BYTES) -> peer_pb2.Chunk:
+def chunk(offset: int, size: int = LARGEST_CHUNK_BYTES) -> peer_pb2.Chunk:
     return peer_pb2.Chunk(offset=offset, data=SNAPSHOT[offset : offset + size])
 
 
-ENDLESS = [chunk(i * CHUNK_BYTES) for i in range(5)] + [
-    peer_pb2.Chunk(offset=i * CHUNK_BYTES, data=bytes(CHUNK_BYTES)) for i in range(5, 12)
+ENDLESS = [chunk(i * LARGEST_CHUNK_BYTES) for i in range(5)] + [
+    peer_pb2.Chunk(offset=i * LARGEST_CHUNK_BYTES, data=bytes(LARGEST_CHUNK_BYTES)) for i in range(5, 12)
 ]
-FLIPPED = [chunk(i * CHUNK_BYTES) for i in range(6)]
-FLIPPED[4] = peer_pb2.Chunk(offset=4 * CHUNK_BYTES, data=bytes(CHUNK_BYTES))
-HEADLESS = [chunk(i * CHUNK_BYTES) for i in range(6)]
-HEADLESS[0] = peer_pb2.Chunk(offset=0, data=b"\xff" * 8 + SNAPSHOT[8:CHUNK_BYTES])
+FLIPPED = [chunk(i * LARGEST_CHUNK_BYTES) for i in range(6)]
+FLIPPED[4] = peer_pb2.Chunk(offset=4 * LARGEST_CHUNK_BYTES, data=bytes(LARGEST_CHUNK_BYTES))
+HEADLESS = [chunk(i * LARGEST_CHUNK_BYTES) for i in range(6)]
+HEADLESS[0] = peer_pb2.Chunk(offset=0, data=b"\xff" * 8 + SNAPSHOT[8:LARGEST_CHUNK_BYTES])
 
 
 @pytest.mark.parametrize(
     ("chunks", "reason"),
     [
-        ([chunk(0), chunk(2 * CHUNK_BYTES)], f"chunk of {CHUNK_BYTES} bytes at 2097152, expected one at 1048576"),
-        ([chunk(0), chunk(CHUNK_BYTES - 1)], f"chunk of {CHUNK_BYTES} bytes at 1048575, expected one at 1048576"),
-        ([chunk(1)], f"chunk of {CHUNK_BYTES} bytes at 1, expected one at 0"),
-        ([chunk(0), chunk(CHUNK_BYTES, 0)], "chunk of 0 bytes at 1048576, expected one at 1048576"),
-        ([chunk(0, CHUNK_BYTES + 1)], f"chunk of {CHUNK_BYTES + 1} bytes at 0, expected one at 0"),
+        (
+            [chunk(0), chunk(2 * LARGEST_CHUNK_BYTES)],
+            f"chunk of {LARGEST_CHUNK_BYTES} bytes at 2097152, expected one at 1048576",
+        ),
+        (
+            [chunk(0), chunk(LARGEST_CHUNK_BYTES - 1)],
+            f"chunk of {LARGEST_CHUNK_BYTES} bytes at 1048575, expected one at 1048576",
+        ),
+        ([chunk(1)], f"chunk of {LARGEST_CHUNK_BYTES} bytes at 1, expected one at 0"),
+        ([chunk(0), chunk(LARGEST_CHUNK_BYTES, 0)], "chunk of 0 bytes at 1048576, expected one at 1048576"),
+        ([chunk(0, LARGEST_CHUNK_BYTES + 1)], f"chunk of {LARGEST_CHUNK_BYTES + 1} bytes at 0, expected one at 0"),
         (ENDLESS, f"stream goes on beyond the {SIZE} bytes of the manifest"),
-        ([chunk(0), chunk(CHUNK_BYTES)], f"file has {2 * CHUNK_BYTES} bytes, the manifest says {SIZE}"),
+        ([chunk(0), chunk(LARGEST_CHUNK_BYTES)], f"file has {2 * LARGEST_CHUNK_BYTES} bytes, the manifest says {SIZE}"),
         ([], f"file has 0 bytes, the manifest says {SIZE}"),
         (FLIPPED, "sha256 of the file is"),
         (HEADLESS, "sha256 of the file is"),
@@ -839,13 +629,122 @@ async def test_a_slow_transfer_that_moves_is_never_cut(tmp_path: Path) -> None:
         async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
             async for each in super().chunks(request, context):
                 yield each
-                await asyncio.sleep(0.3)  # the pace of the sender, not a wait of the test
+                await asyncio.sleep(0.03)  # the pace of the sender, not a wait of the test
 
     path = tmp_path / "1.safetensors"
     async with serving(tmp_path, Slow) as remote, linked(remote.port, Waits(no_progress=1.2)) as link:
         await link.snapshot(manifest_of(0), path, INTAKE)
         assert arrived(path)
         assert remote.servicer.offsets == [0]
+
+
+@in_loop
+async def test_a_call_that_cannot_be_read_does_not_end_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        for _ in range(2):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{remote.port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await channel.unary_unary(b"/crad.v1.\xb1eer/Hello")(b"", timeout=5)
+            await until(lambda: "starting it again" in caplog.text)
+            caplog.clear()
+            assert (await stub.Hello(peer_pb2.HelloRequest(), timeout=5, wait_for_ready=True)).peer == PEER
+
+
+@in_loop
+async def test_answers_that_are_no_messages_are_asked_for_again(tmp_path: Path) -> None:
+    def garbling(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The first message of each method is none."""
+        seen: list[None] = []
+
+        def serialize(message: Any) -> bytes:
+            seen.append(None)
+            return b"\xff\xff" if len(seen) == 1 else message.SerializeToString()
+
+        return handler._replace(response_serializer=serialize)
+
+    class Garbling(grpc.aio.ServerInterceptor):
+        def __init__(self) -> None:
+            self.handlers: dict[str, Any] = {}
+
+        async def intercept_service(self, continuation: Any, details: Any) -> Any:
+            name = details.method
+            if name not in self.handlers:
+                self.handlers[name] = garbling(await continuation(details))
+            return self.handlers[name]
+
+    remote = Remote(tmp_path / "remote")
+    await remote.publish(0)
+    server = grpc.aio.server(interceptors=[garbler := Garbling()])
+    peer_pb2_grpc.add_PeerServicer_to_server(remote.servicer, server)  # type: ignore[no-untyped-call]
+    assert server.add_insecure_port(f"127.0.0.1:{remote.port}") == remote.port
+    await server.start()
+    witness = Witness()
+    link = witness.link(remote.port)
+    watching = asyncio.create_task(link.watch())
+    try:
+        await witness.state_with(lambda state: state.round == 0)
+        await link.snapshot(await link.manifest(0, INTAKE), tmp_path / "1.safetensors", INTAKE)
+    finally:
+        await stopped(watching)
+        await link.close()
+        await server.stop(grace=0)
+        remote.close()
+    assert (tmp_path / "1.safetensors").read_bytes() == SNAPSHOT
+    assert len(garbler.handlers) == 4
+
+
+@in_loop
+async def test_a_damaged_manifest_is_refused_and_asked_for_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class DamagedAtFirst(Noting):
+        calls = 0
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.calls += 1
+            reply = await super().GetManifest(request, context)
+            if self.calls == 1:
+                reply.document = reply.document.replace(b'"predicted":[1,1]', b'"predicted":[1,9]')
+            return reply
+
+    async with serving(tmp_path, DamagedAtFirst) as remote, linked(remote.port) as link:
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        assert remote.servicer.calls == 2
+    assert "manifest of round 0 of peer 1 refused: manifest has sha256" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", ["Hello", "GetManifest"])
+@in_loop
+async def test_one_answer_that_would_end_the_run_is_asked_for_again(tmp_path: Path, damaged: str) -> None:
+    """What was asked, or the answer, may have been damaged on the way."""
+
+    class WrongAtFirst(Noting):
+        hellos = manifests = 0
+
+        async def Hello(self, request: Any, context: Any) -> peer_pb2.HelloReply:
+            self.hellos += 1
+            reply = await super().Hello(request, context)
+            if damaged == "Hello" and self.hellos == 1:
+                reply.agreed = reply.agreed.replace(b"3.0", b"3.1", 1)
+            return reply
+
+        async def GetManifest(self, request: Any, context: Any) -> peer_pb2.GetManifestReply:
+            self.manifests += 1
+            if damaged == "GetManifest" and self.manifests == 1:
+                request.peer = 65
+            return await super().GetManifest(request, context)
+
+    witness = Witness()
+    async with serving(tmp_path, WrongAtFirst) as remote:
+        link = witness.link(remote.port)
+        watching = asyncio.create_task(link.watch())
+        await witness.connection(True)
+        assert await link.manifest(0, INTAKE) == manifest_of(0)
+        await stopped(watching)
+        await link.close()
+        assert (remote.servicer.hellos, remote.servicer.manifests) == ((2, 1) if damaged == "Hello" else (1, 2))
 
 
 # --- what is not there ------------------------------------------------------------------------------------------------
@@ -928,7 +827,7 @@ async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
             await start_server(f"192.0.2.1:{free_port()}", remote.servicer)
 
 
-@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTPS_PROXY"])
 @in_loop
 async def test_proxies_of_the_environment_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -946,10 +845,10 @@ async def test_proxies_of_the_environment_do_not_matter(
 async def test_every_channel_has_a_connection_of_its_own(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as remote,
-        Cutting(remote.port, after=SIZE) as proxy,
+        Proxy(f"127.0.0.1:{remote.port}") as proxy,
         stub_of(proxy.port) as one,
         stub_of(proxy.port) as other,
     ):
         for stub in (one, other, one, other):
             assert (await stub.Hello(peer_pb2.HelloRequest(), timeout=5)).peer == PEER
-        assert proxy.connections == 2
+        assert proxy.accepted == 2

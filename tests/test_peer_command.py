@@ -42,22 +42,6 @@ from peer.store import Store
 ROUNDS = 80
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
-    """Start peers; all of them have ended after the test."""
-    started: list[Peer] = []
-
-    def run(*options: str, state: Path | None = None, **environment: str) -> Peer:
-        state = state or tmp_path / "state"
-        common = ["--state-dir", str(state), "--device", "cpu", "--threads", "1"]
-        started.append(Peer(tmp_path, *options, *common, state=state, **environment))
-        return started[-1]
-
-    yield run
-    for each in started:
-        each.end()
-
-
 def crad_peer(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
@@ -298,14 +282,14 @@ def test_a_killed_learner_is_started_again_and_changes_nothing(
 def test_a_learner_that_ends_at_every_start_is_given_up(tmp_path: Path, start: Callable[..., Peer]) -> None:
     peer = start("--id", "0", "--peers", str(federation_file(tmp_path)))
     killed = 0
-    for _ in range(3):
+    for _ in range(5):
         until(lambda: peer.learner() not in (0, killed), "another learner")  # noqa: B023
         killed = peer.learner()
         os.kill(killed, signal.SIGKILL)
     code = peer.ended()
-    sentence = "the learner process was killed by SIGKILL, 3 times without finishing a round"
+    sentence = "the learner process was killed by SIGKILL, 5 times without finishing a round"
     assert_one_sentence(peer.output, code, ExitCode.LEARNER_FAILED, sentence)
-    assert peer.output.count("starting it again") == 2
+    assert peer.output.count("starting it again") == 4
 
 
 def test_a_peer_that_is_stopped_before_its_first_round_ends_at_once(tmp_path: Path, start: Callable[..., Peer]) -> None:

@@ -30,9 +30,9 @@ peer.cli.main()
 SLUGGISH = """
 import asyncio, logging, peer.cli, peer.link
 from peer._proto.crad.v1 import peer_pb2
-async def download(self, manifest, partial):
+async def download(self, stub, manifest, partial):
     request = peer_pb2.GetSnapshotRequest(peer=manifest.peer, round=manifest.round, sha256=manifest.sha256)
-    call = self._stub.GetSnapshot(request)
+    call = stub.GetSnapshot(request)
     await call.read()
     logging.info("has read a little")
     await asyncio.sleep(1000)

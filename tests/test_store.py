@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
-from peer.store import Store, describe_difference
+from peer.store import MANIFEST, Store, describe_difference
 
 FEDERATION = {
     "federation": "store-test",
@@ -476,6 +477,25 @@ def test_the_result_is_written_whole(store: Store) -> None:
     tree = json.loads((store.root / "result.json").read_text())
     assert PeerResult.from_json(tree) == result == store.result()
     assert not list(store.root.glob("*.partial"))
+
+
+def test_a_round_that_is_half_deleted_is_never_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        commit(store, number)
+
+    def killed(path: Path) -> None:
+        (path / MANIFEST).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.prune([2, 1], received_from=0)
+    assert store.kept_rounds() == [1, 2]
+    store = reopened(store)
+    assert store.kept_rounds() == [1, 2]
+    assert not list(store.root.glob("rounds/.*"))
+    store.close()
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

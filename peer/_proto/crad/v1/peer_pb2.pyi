@@ -35,12 +35,13 @@ class WatchRequest(_message.Message):
     def __init__(self, progress: bool = ...) -> None: ...
 
 class PeerState(_message.Message):
-    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "busy_seconds", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
+    __slots__ = ("round", "collected", "data_digest", "leaving", "manifest", "manifest_sha256", "busy_seconds", "phase", "step", "steps", "explanation", "validation_accuracy", "global_accuracy")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COLLECTED_FIELD_NUMBER: _ClassVar[int]
     DATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +54,7 @@ class PeerState(_message.Message):
     data_digest: str
     leaving: bool
     manifest: bytes
+    manifest_sha256: str
     busy_seconds: float
     phase: str
     step: int
@@ -60,7 +62,7 @@ class PeerState(_message.Message):
     explanation: str
     validation_accuracy: float
     global_accuracy: float
-    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., busy_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data_digest: _Optional[str] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., manifest_sha256: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("peer", "round")
@@ -71,10 +73,12 @@ class GetManifestRequest(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class GetManifestReply(_message.Message):
-    __slots__ = ("document",)
+    __slots__ = ("document", "manifest_sha256")
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     document: bytes
-    def __init__(self, document: _Optional[bytes] = ...) -> None: ...
+    manifest_sha256: str
+    def __init__(self, document: _Optional[bytes] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ("peer", "round", "sha256", "offset")

@@ -1,0 +1,138 @@
+"""What is fetched of another peer, once and in the right version, and what is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wire import INTAKE, ME, PEER, SNAPSHOT, WAITS, Remote, federation, in_loop, manifest_of, serving, until
+
+from peer import events as e
+from peer.exchange import Exchange
+from peer.link import RoundGoneError
+from peer.status import Status
+from peer.store import Store
+from peer.witness import Sighting, Witness
+
+
+class Here:
+    """This peer's side of the link to peer 1."""
+
+    def __init__(self, folder: Path, port: int, *, may_lose: bool) -> None:
+        self.events: list[e.Event] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.store = Store(folder / "here")
+        self.store.open(federation(port), ME)
+        self.exchange = Exchange(
+            federation(port),
+            ME,
+            self.store,
+            Status(),
+            Witness({}),
+            tell=self.events.append,
+            spawn=self._spawn,
+            may_lose=may_lose,
+            waits=WAITS,
+        )
+        self.exchange.use(INTAKE, "")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
+
+
+@asynccontextmanager
+async def exchanging(remote: Remote, folder: Path, *, may_lose: bool = False) -> AsyncIterator[Here]:
+    here = Here(folder, remote.port, may_lose=may_lose)
+    try:
+        yield here
+    finally:
+        for task in here.tasks:
+            task.cancel()
+        if here.tasks:
+            await asyncio.wait(here.tasks)
+        await here.exchange.close()
+        here.store.close()
+
+
+@in_loop
+async def test_manifest_then_snapshot_and_both_are_remembered(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        here.exchange.fetch(e.FetchManifest(PEER, 0))
+        await until(lambda: here.events == [e.ManifestHeld(PEER, 0)])
+        assert here.store.load_seen() == {}  # only bytes that are here count
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: here.events[1:] == [e.SnapshotHeld(PEER, 0, 0)])
+        assert here.store.received_snapshot_path(PEER, 0).read_bytes() == SNAPSHOT
+        assert here.store.load_seen() == {PEER: Sighting(0, hashlib.sha256(SNAPSHOT).hexdigest())}
+
+
+@in_loop
+async def test_what_is_asked_for_twice_is_fetched_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        here.store.save_received_manifest(manifest_of(0))
+        for _ in range(3):
+            here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: here.events == [e.SnapshotHeld(PEER, 0, 0)])
+        assert len(here.tasks) == 1
+        assert remote.servicer.offsets == [0]
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))  # in a later round: it is here
+        await until(lambda: len(here.events) == 2)
+        assert remote.servicer.offsets == [0]
+
+
+@in_loop
+async def test_old_fetches_end_when_their_round_is_forgotten(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        here.store.save_received_manifest(manifest_of(3))  # which is not published yet, so it goes on for ever
+        here.exchange.fetch(e.FetchSnapshot(PEER, 3))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(here.exchange.forget_before(4), 10)
+        assert here.tasks[0].cancelled()
+        assert here.events == []
+
+
+@pytest.mark.parametrize("may_lose", [False, True])
+def test_a_round_that_is_gone(tmp_path: Path, may_lose: bool) -> None:
+    @in_loop
+    async def run() -> None:
+        async with (
+            serving(tmp_path, rounds=3) as remote,
+            exchanging(remote, tmp_path, may_lose=may_lose) as here,
+        ):
+            remote.store.prune([2, 1], received_from=0)
+            here.exchange.fetch(e.FetchManifest(PEER, 0))
+            if may_lose:
+                await until(lambda: here.events == [e.Gone(PEER, 0)])
+            else:
+                with pytest.raises(RoundGoneError, match="round 0 is needed here of peer 1"):
+                    await here.tasks[0]
+
+    run()
+
+
+@in_loop
+async def test_a_round_that_its_owner_lost_and_trained_again_is_taken_as_it_is_now_and_reported(tmp_path: Path) -> None:
+    """Nobody had fetched the first version, or --recover would have brought it back."""
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        first = manifest_of(0).model_copy(update={"sha256": "0" * 64})
+        here.store.save_received_manifest(first)
+        here.exchange.fetch(e.FetchManifest(PEER, 0))
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: e.SnapshotHeld(PEER, 0, 0) in here.events)
+        assert here.store.received_manifest(PEER, 0) == manifest_of(0)
+        assert here.store.received_snapshot_path(PEER, 0).read_bytes() == SNAPSHOT
+        assert here.exchange.consumed(PEER, 0).sha256 == manifest_of(0).sha256
+        (evidence,) = here.store.conflicts()
+        tree = json.loads(evidence.read_text())
+        assert (tree["first"], tree["second"]) == ("0" * 64, manifest_of(0).sha256)
+        assert [json.loads(document)["sha256"] for document in tree["manifests"].values()] == [
+            manifest_of(0).sha256,
+            "0" * 64,
+        ]
