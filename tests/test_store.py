@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -494,4 +495,43 @@ def test_a_round_that_is_half_deleted_is_never_seen(store: Store, monkeypatch: p
     store = reopened(store)
     assert store.kept_rounds() == [1, 2]
     assert not list(store.root.glob("rounds/.*"))
+    store.close()
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (SNAPSHOT_FILE, b"another", "snapshot.safetensors does not have the digest that manifest.json says"),
+        (SNAPSHOT_FILE, None, "snapshot.safetensors: No such file or directory"),
+        (CHECKPOINT_FILE, None, "checkpoint.safetensors is missing"),
+        ("manifest.json", None, "manifest.json: No such file or directory"),
+        ("manifest.json", b"{}", "manifest.json or record.json: manifest field run: Field required"),
+        ("record.json", None, "record.json: No such file or directory"),
+        ("record.json", b'{"peer": 0', "manifest.json or record.json: "),
+        ("record.json", b"{}", "manifest.json or record.json: "),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_round_is_named_whichever_it_is(
+    store: Store, number: int, name: str, content: bytes | None, reason: str
+) -> None:
+    for each in (0, 1):
+        staging = store.staging_dir(each)
+        (staging / SNAPSHOT_FILE).write_bytes(b"snapshot")
+        (staging / CHECKPOINT_FILE).write_bytes(b"")
+        digest = hashlib.sha256(b"snapshot").hexdigest()
+        store.commit(staging, manifest_of(each).model_copy(update={"sha256": digest}), record_of(each))
+    store.check_rounds()
+    store = reopened(store)
+    path = store.round_dir(number) / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(IncompleteError, match="--recover") as raised:
+        store.check_rounds()
+    assert str(raised.value).startswith(f"{store.round_dir(number)} is damaged ({reason}")
     store.close()
