@@ -96,7 +96,7 @@ def test_a_killed_peer_costs_one_deadline_and_rejoins_at_the_round_of_the_mesh(m
 
 def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callable[..., Peers]) -> None:
     """A peer that is killed for good: the others finish with reservations, and do not linger for it."""
-    peers = mesh(3, rounds=9, barrier={**QUORUM, "max_staleness": 2}, linger=60.0)
+    peers = mesh(3, rounds=12, barrier={**QUORUM, "max_staleness": 2}, linger=60.0)
     *others, killed = peers.run_to(4)
     killed.kill()
     peers.tell("hold", 7)
@@ -107,15 +107,24 @@ def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callabl
         # What was consumed is what the other has published.
         found = {c.peer: c.sha256 for c in each.manifest(6).consumed}
         assert found[2] == json.loads((killed.state / "rounds/000004/manifest.json").read_text())["sha256"]
+    peers.tell("hold", 10)
+    for each in others:
+        each.reach(9)
+    back = peers.start(2)
+    back.reach(9)
+    for each in others:
+        until(lambda each=each: each.has(2, 9), "the model of round 4 is here as that of round 9")
+    back.kill()
     start = time.monotonic()
     peers.tell("hold", None)
     for i, each in enumerate(others):
         assert each.ended() == ExitCode.RESERVATIONS, each.output
-        assert each.manifest(9).missing == (2,)
-        assert [c.peer for c in each.manifest(9).consumed] == [1 - i]
-        assert rounds_without(each, 2, "missing_teachers") == [8, 9]
+        assert each.manifest(12).missing == (2,)
+        assert [c.peer for c in each.manifest(12).consumed] == [1 - i]
+        assert rounds_without(each, 2, "stale_teachers") == [6, 7]
+        assert rounds_without(each, 2, "missing_teachers") == [8, 9, 10, 11, 12]  # its weights stay those of round 4
         assert "peer 2 had not finished when this peer left" in each.last_words()
-        assert {record.round for record in each.history()} == set(range(1, 10))
+        assert {record.round for record in each.history()} == set(range(1, 13))
     assert time.monotonic() - start < 20  # and not the linger time
 
 
