@@ -404,11 +404,14 @@ def _say_reservations(summary: Summary, out: Path) -> None:
             f"{', '.join(map(str, unfinished))}: mend what is said above and run the same command again, or see "
             f"{out / 'summary.json'}"
         )
-    away = any(peer.missing_teachers or peer.stale_teachers or peer.skipped_rounds for peer in summary.peers)
+    away = any(
+        peer.missing_teachers or peer.stale_teachers or peer.skipped_rounds or peer.quarantined_teachers
+        for peer in summary.peers
+    )
     if away or any(Store(peer_dir(out, peer.id)).conflicts() for peer in summary.peers):
         raise ReservationsError(
-            f"all {summary.rounds} rounds are done, with reservations: some were made without a peer, or there is "
-            f"evidence against one; {out / 'summary.json'} names them"
+            f"all {summary.rounds} rounds are done, with reservations: some were made without a peer or its snapshot, or "
+            f"there is evidence against one; {out / 'summary.json'} names them"
         )
 
 

@@ -102,6 +102,7 @@ class State:
     chosen: dict[int, tuple[int, int]] | None = None
     # Of the learner in this round:
     learner_up: bool = False
+    learner_seen: bool = False  # since the start: nothing can be fetched before, so nobody is late
     opened: bool = False
     given: dict[int, int] = field(default_factory=dict)
     taught: dict[int, bool] = field(default_factory=dict)
@@ -201,6 +202,8 @@ class Barrier:
             case Gone(peer, number) if number == s.published:
                 s.gone.add(peer)
             case LearnerUp():
+                if not s.learner_seen:
+                    s.learner_seen, s.since = True, s.now
                 s.learner_up = True
             case LearnerDown():
                 self._forget_learner()
@@ -359,8 +362,9 @@ class Barrier:
         return [j for j in self.others if not self._has_arrived(j) and j not in lost]
 
     def _is_present(self, j: int) -> bool:
-        """Whether it counts for the quorum: it is known to have published round P."""
-        return self._has_arrived(j) or self.state.announced[j] > self.state.published
+        """Whether it counts for the quorum: it is known to have published round P, or a later one."""
+        s = self.state
+        return self._has_arrived(j) or j in s.gone or s.announced[j] > s.published
 
     def _deadline(self, j: int) -> float:
         """Until when a peer is waited for, under policy ``quorum``."""
@@ -382,8 +386,10 @@ class Barrier:
 
     def _is_time_to_choose(self) -> bool:
         pending = self._pending()
-        if not pending or not self.quorum:
+        if not self.quorum:
             return not pending
+        if pending and not self.state.learner_seen:
+            return False
         return all(self.state.now >= self._deadline(j) for j in pending) and self._has_quorum()
 
     def _choose(self) -> None:

@@ -168,10 +168,11 @@ class Exchange:
 
     def fetch(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
         """Begin to fetch; told as held, refused or gone."""
-        if what in self._fetches:  # asked for again in the next round: the one under way will tell
+        under_way = self._fetches.get(what)
+        if under_way is not None and not under_way.done():  # asked for again in the next round: it will tell
             return
         task = self._fetches[what] = self._spawn(self._fetch_or_lose(what))
-        task.add_done_callback(lambda _: self._fetches.pop(what, None))
+        task.add_done_callback(lambda done: self._fetches.pop(what) if self._fetches.get(what) is done else None)
 
     async def forget_before(self, number: int) -> None:
         """End fetches of older rounds: nobody waits for them any more, and their files are about to be deleted."""

@@ -95,6 +95,7 @@ class Node:
         self._peak_rss = 0
         # Missing and stale teachers of the last round:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self._left_behind: tuple[int, ...] = ()  # had not said that they have everything when the linger time was over
         self._leave_at: float | None = None  # set once the last round is evaluated
         self._told: asyncio.Future[str]  # the name of the signal that came
 
@@ -325,6 +326,7 @@ class Node:
             manifest.model_round,
         )
         await self._publish(self._store.copy_round(last, number), manifest, record, busy=0.0)
+        await self._exchange.forget_before(number)  # they would keep the line busy for rounds that are over
         # The learner may still be busy with the round before and its files; they are deleted with the next round.
         if self._learner is not None:
             self._command("restore", round=number, folder=str(self._store.round_dir(number)))
@@ -580,6 +582,7 @@ class Node:
         late = self._late()
         if late and time.monotonic() >= self._leave_at:
             logger.warning("leaving after %g s, though %s may not have everything", self._waits.linger, _peers(late))
+            self._left_behind = late
             return True
         return not late
 
@@ -604,6 +607,10 @@ class Node:
             )
         if away := self._barrier.uncollected:
             reasons.append(f"{_peers(away)} had not finished when this peer left")
+        if behind := tuple(j for j in self._left_behind if j not in away):
+            reasons.append(f"{_peers(behind)} may still need this one (start the same command again to serve it)")
+        if refused := sorted({j for record in history for j in record.quarantined_teachers}):
+            reasons.append(f"snapshots of {_peers(refused)} were refused")
         if conflicts := self._store.conflicts():
             reasons.append(f"there is evidence that a peer published twice, in {conflicts[0].parent}")
         if reasons:

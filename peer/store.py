@@ -391,6 +391,8 @@ class Store:
                     logger.warning("%s has no line for round %d, which is no longer kept", path, lost)
                 file.write(record.to_line())
                 last = number
+            file.flush()
+            os.fsync(file.fileno())  # the round it was copied from will be deleted
 
     def rewind_history(self) -> None:
         """After rounds have been replaced: drop the lines of those that do not count any more."""

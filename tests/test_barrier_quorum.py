@@ -274,6 +274,16 @@ def test_a_liar_cannot_hold_up_the_mesh_for_long(lie: float) -> None:
     assert barrier.wake_at == 2 * 30 * 10.0 + GRACE
 
 
+def test_the_own_rounds_are_a_measure_too() -> None:
+    barrier = make(published=4)
+    feed(barrier, Connected(1), LearnerUp(), Published(5, 10.0), Announced(1, 5, 1e9))
+    assert barrier.wake_at == 2 * 30 * 10.0 + GRACE
+    # Peer 2 is away, and nothing is known of it but that it may be as slow as this one.
+    alone = make(published=4)
+    feed(alone, LearnerUp(), Published(5, 10.0))
+    assert alone.wake_at == 2 * 10.0 + GRACE
+
+
 def test_time_that_no_peer_can_measure_is_not_believed() -> None:
     barrier = running(5, *arrival(1, 5), Announced(2, 5, math.nan))
     assert barrier.wake_at == 2 * 10.0 + GRACE
@@ -495,6 +505,17 @@ def test_a_snapshot_may_be_gone_when_its_manifest_is_here() -> None:
     assert trains(feed(barrier, Gone(1, 5))) == [Train(6, (2,), missing=(1,))]
 
 
+def test_who_does_not_keep_the_last_round_any_more_has_published_it() -> None:
+    barrier = running(5, *arrival(2, 5), Announced(1, 5), Announced(3, 5), others=(1, 2, 3), least=3)
+    assert trains(feed(barrier, Gone(1, 5), Tick(25.0))) == [Train(6, (2,), missing=(1, 3))]
+
+
+@pytest.mark.parametrize("event", [Gone(1, 5), SnapshotRefused(1, 5)])
+def test_what_is_known_to_be_gone_or_refused_is_not_asked_for(event: Event) -> None:
+    barrier = make(published=5)
+    assert feed(barrier, event, ManifestHeld(1, 5), Announced(1, 5)) == []
+
+
 def test_that_another_round_is_gone_says_nothing_of_this_one() -> None:
     barrier = running(5, *arrival(2, 5), Announced(1, 5))
     assert feed(barrier, Gone(1, 4), Gone(1, 6)) == []
@@ -578,6 +599,25 @@ def test_under_policy_all_time_matters_only_at_the_start() -> None:
     assert Barrier(OTHERS, 9, lambda _: OTHERS).wake_at is None
 
 
+def test_there_is_nothing_to_wake_up_for_before_the_first_round_once_all_have_been_met() -> None:
+    barrier = make()
+    feed(barrier, Connected(1))
+    assert barrier.wake_at == START
+    feed(barrier, Connected(2))
+    assert barrier.wake_at is None
+    feed(barrier, LearnerUp(), Published(0))
+    assert barrier.wake_at == START
+
+
+def test_there_is_nothing_to_wake_up_for_after_the_choice() -> None:
+    barrier = running(5, *arrival(1, 5), Tick(25.0), Announced(2, 5, 100.0))
+    assert barrier.wake_at is None
+
+
+def test_a_clock_begins_at_zero_where_nothing_else_is_said() -> None:
+    assert Barrier(OTHERS, 9, lambda _: OTHERS, start_wait=START).wake_at == START
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -632,8 +672,20 @@ def test_who_was_absent_is_named_only_where_nobody_else_is_waited_for() -> None:
     feed(barrier, *arrival(1, 6))
     feed(barrier, *arrival(3, 6)[:2])
     assert barrier.explain().startswith("round 7 waits for the snapshots of peer 3;")
-    barrier.step(Gone(3, 6))
-    assert barrier.explain() == "round 7 waits for round 6 of peer 2; it needs 3 of 4 peers and has 2"
+    barrier.step(SnapshotRefused(3, 6))
+    assert barrier.explain() == "round 7 is being trained"
+
+
+def test_who_was_absent_is_named_where_nobody_else_is_left() -> None:
+    barrier = running(5, Announced(1, 6), Announced(2, 6), Tick(25.0), others=(1, 2, 3), least=3)  # 3 is absent
+    feed(barrier, Published(6, 10.0), ManifestHeld(1, 6), SnapshotHeld(1, 6), Disconnected(2), Disconnected(3))
+    assert barrier.explain().startswith("round 7 waits for round 6 of peer 2 (not connected); it needs 3 of 4")
+    barrier.step(Tick(90.0))
+    assert barrier.explain().startswith("round 7 waits for round 6 of peer 2 (not connected); it needs 3 of 4")
+    alone = make(published=5, others=(1,))
+    alone.state.absent.add(1)
+    assert feed(alone, LearnerUp(), Connected(1)) == [OpenRound(6)]
+    assert alone.explain() == "round 6 waits for round 5 of peer 1; it needs 2 of 2 peers and has 1"
 
 
 def test_the_words_stay_the_same_while_time_passes() -> None:
@@ -666,3 +718,14 @@ def test_events_given_twice_or_about_other_rounds_change_nothing(event: Event) -
     before = repr(state_of(barrier))
     assert barrier.step(event) == []
     assert repr(state_of(barrier)) == before
+
+
+def test_nobody_is_late_before_the_learner_is_there() -> None:
+    """After a restart nothing can be fetched until then, however long loading the data takes."""
+    barrier = make(published=5)
+    feed(barrier, Tick(0.0), *(event for j in (1, 2) for event in (Connected(j), Announced(j, 5, 3.0))))
+    assert trains(feed(barrier, Tick(100.0))) == []
+    assert feed(barrier, LearnerUp()) == [OpenRound(6)]
+    assert trains(feed(barrier, Tick(105.0))) == []
+    decisions = feed(barrier, *(event for j in (1, 2) for event in arrival(j, 5)))
+    assert trains(decisions) == [Train(6, (1, 2))]
