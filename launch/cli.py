@@ -410,8 +410,8 @@ def _say_reservations(summary: Summary, out: Path) -> None:
     )
     if away or any(Store(peer_dir(out, peer.id)).conflicts() for peer in summary.peers):
         raise ReservationsError(
-            f"all {summary.rounds} rounds are done, with reservations: some were made without a peer or its snapshot, or "
-            f"there is evidence against one; {out / 'summary.json'} names them"
+            f"all {summary.rounds} rounds are done, with reservations: some were made without a peer or its snapshot, "
+            f"or there is evidence against one; {out / 'summary.json'} names them"
         )
 
 
