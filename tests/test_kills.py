@@ -39,6 +39,7 @@ from crad_p2p.simulation import simulate
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
 from launch.quick import free_addresses
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
+from peer.recorder import replay
 from peer.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -49,11 +50,13 @@ SETTINGS: dict[str, Any] = {
     "data": {"dataset": "digits", "samples": 300, "partition": {"alpha": 2.0}},
     "training": {"batch_size": 16},
 }
-#: Seconds after which a mesh has hung; thrice what it takes on two busy cores.
-PATIENCE = 270.0
+#: Seconds after which a mesh has hung: ten times what it takes on two cores.
+PATIENCE = 500.0
 #: Longer than what ends a call, a stream or a link to a peer that is silent: 20, 30 and 8 + 4 seconds. The start wait
 #: and the linger time do not run between the first round and the last.
-STOPPED = 33.0
+STOPPED = 31.5
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def federation_of(folder: Path, *, count: int = 10, rounds: int = ROUNDS) -> Path:
@@ -192,6 +195,8 @@ def assert_undisturbed(mesh: Mesh, expected: Undisturbed) -> None:
         published = Counter(re.findall(r"round \d+ of \d+ is published", log))
         assert set(published.values()) <= {1}, f"peer {i} published a round twice: {published}"
         assert has_ended(here.learner(), here.state)
+        assert [*here.state.glob("rounds/.*"), *here.state.glob("received/*/*.partial")] == []
+        assert all(step.agrees for step in replay(here.state / "events.jsonl"))  # over all starts
 
 
 # --- a kill at every fail point ---------------------------------------------------------------------------------------
@@ -286,23 +291,17 @@ class Kill:
 def schedule() -> dict[int, list[Kill]]:
     """One kill a peer and round: every point of the service, every one of the learner with and without its service.
 
-    A service that is started again is given its next point; so a kill of the learner alone comes last. Four peers are
-    killed in round 0 as well.
+    A service that is started again is given its next point; so a kill of the learner alone comes last.
     """
-    ending = [(name, False) for name in SERVICE_POINTS if name not in ("collected", "announced")]
-    ending += [(name, True) for name in LEARNER_POINTS]
+    ending = [(name, False) for name in SERVICE_POINTS] + [(name, True) for name in LEARNER_POINTS]
     random.Random(20).shuffle(ending)  # so that those of one round fall in all its phases
-    ending += [("collected", False), ("announced", False)]  # also the last round comes by these
-    dealt = ending + [(name, False) for name in LEARNER_POINTS]
-    kills = {i: [Kill(point, 1 + k, both) for k, (point, both) in enumerate(dealt[i::10])] for i in range(10)}
-    first = (("snapshot-written", True), ("before-fsync-staging", False), ("after-rename", False), ("announced", False))
-    for i, (point, both) in enumerate(first):
-        kills[i].insert(0, Kill(point, 0, both))
-    return kills
+    first = [each for each in ending if each[0] not in ("train-sent", "opened", "teaching", "taught", "training")][:10]
+    dealt = first + [each for each in ending if each not in first] + [(name, False) for name in LEARNER_POINTS]
+    return {i: [Kill(point, number, both) for number, (point, both) in enumerate(dealt[i::10])] for i in range(10)}
 
 
 def test_the_schedule_has_every_point_and_every_learner_point_also_with_the_service() -> None:
-    kills = [kill for of_peer in schedule().values() for kill in of_peer if kill.round > 0]
+    kills = [kill for of_peer in schedule().values() for kill in of_peer]
     expected = [(name, False) for name in SERVICE_POINTS + LEARNER_POINTS] + [(name, True) for name in LEARNER_POINTS]
     assert sorted((kill.point, kill.both) for kill in kills) == sorted(expected)
     assert all(kill.ends_service for of_peer in schedule().values() for kill in of_peer[:-1])
@@ -445,19 +444,30 @@ def test_stopped_for_longer_than_every_wait(tmp_path: Path, undisturbed: Undistu
         stopped = time.monotonic()
 
         others = [i for i in mesh.starts if i not in processes]
-        for i in others:
-            mesh.until(lambda: waited_for(served(mesh, i)[0].explanation), f"peer {i} says whom it waits for")  # noqa: B023
+        unheard = {service, whole, killed}
+
+        def say_so() -> bool:
+            """Whether all others wait, say for whom, and serve what they have."""
+            states = {i: served(mesh, i) for i in others}
+            assert all((state.round, digest) in undisturbed.digests(i) for i, (state, digest) in states.items())
+            slowest = min(state.round for state, _ in states.values())
+            behind = {i for i, (state, _) in states.items() if state.round == slowest}
+            for state, _ in states.values():
+                names = waited_for(state.explanation)
+                # One that is a round ahead may wait for one that is not stopped, and waits itself.
+                if not names or not names <= processes.keys() | (behind if state.round > slowest else set()):
+                    return False
+                if {j for j in names if f"{j} (not connected)" in state.explanation} != names & unheard:
+                    return False
+            return True
+
+        mesh.until(say_so, "the others say whom they wait for")
         state, digest = served(mesh, learner)  # whose service goes on
         assert (state.round, digest) in undisturbed.digests(learner)
         time.sleep(max(0.0, stopped + STOPPED - time.monotonic()))
-
+        assert say_so()
         for i in others:
-            state, digest = served(mesh, i)
-            assert waited_for(state.explanation) <= processes.keys(), state.explanation
-            assert (state.round, digest) in undisturbed.digests(i)
-            for j in (service, whole, killed):
-                assert re.search(f"peer {j} at .*; trying again", mesh.log(i))
-                assert (f"{j} (not connected)" in state.explanation) == (j in waited_for(state.explanation))
+            assert all(re.search(f"peer {j} at .*; trying again", mesh.log(i)) for j in unheard)
         assert [i for i in mesh.starts if mesh.now(i).process.poll() is not None] == []
 
         mesh.now(killed).process.kill()
