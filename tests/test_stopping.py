@@ -169,8 +169,9 @@ def test_while_it_lingers(mesh: Callable[..., Peers], number: signal.Signals) ->
 def test_the_linger_time_ends(mesh: Callable[..., Peers]) -> None:
     peers = mesh(2, rounds=2, linger=1.0)
     lingering, _ = peers.start(0), peers.start(1, command=doctored(INSATIABLE))
-    assert lingering.ended(30) == ExitCode.COMPLETE, lingering.output
+    assert lingering.ended(30) == ExitCode.RESERVATIONS, lingering.output
     assert re.search("WARNING leaving after 1 s, though peer 1 may not have everything", lingering.output)
+    assert "peer 1 may still need this one (start the same command again to serve it)" in lingering.output
 
 
 def test_at_any_moment_of_a_start_with_a_real_learner(mesh: Callable[..., Peers]) -> None:
