@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -31,11 +30,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """A stream that is cut because this peer stops is no error; grpc logs it with a traceback."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
 def configure(log_format: str, peer_id: int) -> None:
     """Set up logging of this process."""
     handler = logging.StreamHandler()
@@ -46,5 +40,4 @@ def configure(log_format: str, peer_id: int) -> None:
         formatter = logging.Formatter(f"%(asctime)sZ peer {peer_id} %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_cancellation)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

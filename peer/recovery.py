@@ -51,6 +51,7 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
             last = store.last_round()
         else:
             last = newest.round
+            has_other_bytes = store.round_dir(last).exists()
             holders = [links[peer] for peer, reply in replies.items() if reply.seen_sha256 == newest.sha256]
             if not await _fetch(holders, own_id, last, newest.sha256, store, intake, waits):
                 had = _peers(link.peer for link in holders)
@@ -59,6 +60,8 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
                     f"the state directory"
                 )
             damaged.append(last)
+            if has_other_bytes:  # then so may the round before have: this peer has run twice
+                store.set_aside(last - 1)
         # Who is one round behind may still need the one before.
         if last > 0 and not store.round_dir(last - 1).exists():
             asked = [links[peer] for peer in replies]

@@ -396,12 +396,13 @@ class Store:
 
     def rewind_history(self) -> None:
         """After rounds have been replaced: drop the lines of those that do not count any more."""
-        last, path = self.last_round(), self.root / "history.jsonl"
-        records = self.history()
+        path, records = self.root / "history.jsonl", self.history()
+        digests = {number: self.manifest(number).sha256 for number in self.kept_rounds()}
+        last = self.last_round()
         kept = [
             record
             for record in records
-            if record.round < last or (record.round == last and record.snapshot_sha256 == self.manifest(last).sha256)
+            if record.round <= last and digests.get(record.round, record.snapshot_sha256) == record.snapshot_sha256
         ]
         if kept != records:
             write_whole(path, "".join(record.to_line() for record in kept))

