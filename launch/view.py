@@ -20,6 +20,7 @@ from crad_p2p.results import RoundRecord, Summary, mean
 
 _PHASES = {
     "start": "starting",
+    "recover": "recovering",
     "wait": "waiting",
     "teachers": "teachers",
     "train": "distilling",

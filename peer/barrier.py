@@ -217,14 +217,14 @@ class Barrier:
 
     def _hear(self, peer: int, number: int, busy: float) -> None:
         s = self.state
-        if not s.announced[peer] < number <= self.rounds:
+        is_news = s.announced[peer] < number <= self.rounds
+        if self.quorum and busy > 0 and (is_news or peer not in s.times.said):  # after a start an old round will do
+            s.times.say(peer, busy)
+        if not is_news:
             return
         s.announced[peer] = number
-        if self.quorum:
-            if busy > 0:
-                s.times.say(peer, busy)
-            if number >= s.published - 1:
-                s.absent.discard(peer)
+        if self.quorum and number >= s.published - 1:
+            s.absent.discard(peer)
 
     def _take_manifest(self, peer: int, number: int) -> None:
         s = self.state

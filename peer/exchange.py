@@ -140,7 +140,7 @@ class Exchange:
             )
 
     def _compare_round(self, peer: int, number: int) -> None:
-        if not self._witness.is_behind(peer, number):
+        if not self._witness.is_behind(peer, number) or self._latest_states[peer].phase == "recover":
             self._behind.discard(peer)
         elif peer not in self._behind:
             self._behind.add(peer)

@@ -33,6 +33,7 @@ from peer.status import Status
 from peer.store import Store
 from peer.waiting import to_the_end, within
 from peer.witness import Witness
+from peer.words import name_peers
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ class Node:
             server = Server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
             if self._host.recover:
+                self._status.update(phase="recover")
+                await server.start()  # another one that recovers needs this one's answer, and perhaps its own rounds
                 await self._unless_told(self._recover())
             self._store.check_rounds()
             self._store.record_history()
@@ -140,8 +143,10 @@ class Node:
             self._start_work()
             for number in self._store.kept_rounds():
                 exchange.published(self._store.manifest(number))
-            self._show_published()  # before anybody can ask: a peer that says less than it has counts as rolled back
-            await server.start()
+            # Before anybody can ask: a peer that says less than it has counts as rolled back.
+            self._show_published(self._store.busy_seconds())
+            if not self._host.recover:
+                await server.start()
             await self._take_part(self._store.last_round())
             await self._say_farewell()
             self._say_reservations()
@@ -273,7 +278,7 @@ class Node:
                 await self._rejoin(number)
             case e.GiveUp(missing):
                 raise IncompleteError(
-                    f"{_peers(missing)} {'has' if len(missing) == 1 else 'have'} not been reached within "
+                    f"{name_peers(missing)} {'has' if len(missing) == 1 else 'have'} not been reached within "
                     f"{self._waits.start:g} s of the start; see whether they run and their addresses are right, and "
                     f"start the same command again (--start-wait gives them longer)"
                 )
@@ -290,8 +295,8 @@ class Node:
         lacking = (decision.missing, tuple(peer for peer, _ in decision.stale))
         if lacking != self._lacking:  # once, and again when it changes; every round has it in its history
             self._lacking = lacking
-            words = [f"without {_peers(decision.missing)}"] if decision.missing else []
-            words += [f"with an older model of {_peers(lacking[1])}"] if decision.stale else []
+            words = [f"without {name_peers(decision.missing)}"] if decision.missing else []
+            words += [f"with an older model of {name_peers(lacking[1])}"] if decision.stale else []
             if words:
                 logger.warning("round %d is trained %s", decision.round, " and ".join(words))
             else:
@@ -573,6 +578,8 @@ class Node:
 
     def _late(self) -> tuple[int, ...]:
         """Those who have not said that they have everything, and may still come for it."""
+        if self._store.is_complete():  # they said so to an earlier start of this service
+            return ()
         collected_by, rounds = self._exchange.collected_by, self._federation.rounds
         return tuple(j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds)
 
@@ -581,9 +588,12 @@ class Node:
             return False
         late = self._late()
         if late and time.monotonic() >= self._leave_at:
-            logger.warning("leaving after %g s, though %s may not have everything", self._waits.linger, _peers(late))
+            after = f"{self._waits.linger:g} s"
+            logger.warning("leaving after %s, though %s may not have everything", after, name_peers(late))
             self._left_behind = late
             return True
+        if min(self._exchange.collected_by.values(), default=self._federation.rounds) >= self._federation.rounds:
+            self._store.save_complete()
         return not late
 
     def _say_reservations(self) -> None:
@@ -598,7 +608,7 @@ class Node:
         if missed:
             count = sum(bool(record.missing_teachers or record.stale_teachers) for record in history)
             reasons.append(
-                f"{count} of {len(history)} rounds were trained without the newest model of {_peers(missed)}"
+                f"{count} of {len(history)} rounds were trained without the newest model of {name_peers(missed)}"
             )
         if skipped := [number for record in history for number in record.skipped_rounds]:
             reasons.append(
@@ -606,11 +616,11 @@ class Node:
                 f"round {skipped[-1]}"
             )
         if away := self._barrier.uncollected:
-            reasons.append(f"{_peers(away)} had not finished when this peer left")
+            reasons.append(f"{name_peers(away)} had not said that the last round is done there when this peer left")
         if behind := tuple(j for j in self._left_behind if j not in away):
-            reasons.append(f"{_peers(behind)} may still need this one (start the same command again to serve it)")
+            reasons.append(f"{name_peers(behind)} may still need this one (start the same command again to serve it)")
         if refused := sorted({j for record in history for j in record.quarantined_teachers}):
-            reasons.append(f"snapshots of {_peers(refused)} were refused")
+            reasons.append(f"snapshots of {name_peers(refused)} were refused")
         if conflicts := self._store.conflicts():
             reasons.append(f"there is evidence that a peer published twice, in {conflicts[0].parent}")
         if reasons:
@@ -695,10 +705,6 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _peers(peers: tuple[int, ...] | list[int]) -> str:
-    return f"peer{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
 
 
 def _percent(accuracy: float | None) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 from crad_p2p.errors import IncompleteError
 from crad_p2p.federation import Federation
@@ -24,6 +25,7 @@ from peer.link import Link, RoundGoneError
 from peer.store import Store
 from peer.waiting import within
 from peer.witness import Sighting
+from peer.words import name_peers
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
     """
     links = {peer: Link(federation, own_id, peer, waits) for peer in federation.ids if peer != own_id}
     try:
-        replies = await _ask_all(links, waits.start)
+        replies = await _ask_all(links, _enough(federation), waits)
         _require_enough(federation, own_id, replies, waits.start)
         newest = _newest(own_id, replies)
         damaged = [number for number in store.kept_rounds() if store.damage(number)]
@@ -54,7 +56,7 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
             has_other_bytes = store.round_dir(last).exists()
             holders = [links[peer] for peer, reply in replies.items() if reply.seen_sha256 == newest.sha256]
             if not await _fetch(holders, own_id, last, newest.sha256, store, intake, waits):
-                had = _peers(link.peer for link in holders)
+                had = name_peers(link.peer for link in holders)
                 raise IncompleteError(
                     f"round {last} of this peer has been with {had}, and nobody keeps it any more: put back a copy of "
                     f"the state directory"
@@ -66,8 +68,8 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
         if last > 0 and not store.round_dir(last - 1).exists():
             asked = [links[peer] for peer in replies]
             await _fetch(asked, own_id, last - 1, None, store, intake, waits)
+        store.rewind_history()  # also after a start that was killed before it came to this
         if damaged:
-            store.rewind_history()
             logger.info("going on from round %d", store.last_round())
         else:
             logger.info("nothing was lost: no other peer has had more of this one than is here")
@@ -76,10 +78,23 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
             await link.close()
 
 
-async def _ask_all(links: Mapping[int, Link], seconds: float) -> dict[int, peer_pb2.HelloReply]:
+def _enough(federation: Federation) -> int:
+    """Peers, this one included, without whose word nothing is recovered."""
+    size = len(federation.peers)
+    return federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
+
+
+async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict[int, peer_pb2.HelloReply]:
+    """Answers of all, or of those who answer in time; once they are enough, the rest get the time of one request."""
     asked = {peer: asyncio.ensure_future(link.hello()) for peer, link in links.items()}
+    clock = asyncio.get_running_loop().time
+    until = clock() + waits.start
     try:
-        await asyncio.wait(asked.values(), timeout=seconds)
+        has_enough = False
+        while (open_still := [task for task in asked.values() if not task.done()]) and (left := until - clock()) > 0:
+            await asyncio.wait(open_still, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not has_enough and 1 + sum(task.done() for task in asked.values()) >= enough:
+                has_enough, until = True, min(until, clock() + waits.connect)
         return {peer: task.result() for peer, task in asked.items() if task.done()}
     finally:
         for task in asked.values():
@@ -89,13 +104,12 @@ async def _ask_all(links: Mapping[int, Link], seconds: float) -> dict[int, peer_
 def _require_enough(
     federation: Federation, own_id: int, replies: Mapping[int, peer_pb2.HelloReply], seconds: float
 ) -> None:
-    size = len(federation.peers)
-    enough = federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
+    size, enough = len(federation.peers), _enough(federation)
     if 1 + len(replies) < enough:
         silent = [peer for peer in federation.ids if peer != own_id and peer not in replies]
         raise IncompleteError(
-            f"{_peers(silent)} did not answer within {seconds:g} s, and may have had a later round of this peer than "
-            f"is here: start again with --recover when enough are up ({enough} of {size} peers, this one included)"
+            f"{name_peers(silent)} did not answer within {seconds:g} s, and may have had a later round of this peer "
+            f"than is here: start again with --recover when enough are up ({enough} of {size} peers, this one included)"
         )
 
 
@@ -132,7 +146,7 @@ async def _fetch(
             manifest = await within(waits.connect, link.manifest(number, intake, own_id))
             if sha256 is not None and manifest.sha256 != sha256:
                 continue
-            await _take(link, manifest, store, intake)
+            await _take(link, manifest, store, intake, waits)
         except (RoundGoneError, SnapshotError, TimeoutError) as error:
             logger.info("round %d: %s", number, str(error) or f"peer {link.peer} does not answer")
             continue
@@ -141,10 +155,10 @@ async def _fetch(
     return False
 
 
-async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake) -> None:
+async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake, waits: Waits) -> None:
     number = manifest.round
     staging: Path = store.staging_dir(number)
-    await link.snapshot(manifest, staging / SNAPSHOT_FILE, intake)
+    await _while_it_moves(link, link.snapshot(manifest, staging / SNAPSHOT_FILE, intake), waits.no_progress)
     (staging / CHECKPOINT_FILE).write_bytes(_EMPTY_CHECKPOINT)
     if store.round_dir(number).exists():  # damaged, or not what the others have had; nor is what came after it
         for each in range(number, store.last_round() + 1):
@@ -162,6 +176,21 @@ async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake) ->
     store.commit(staging, manifest, record)
 
 
-def _peers(peers: Iterable[int]) -> str:
-    named = list(map(str, peers))
-    return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"
+async def _while_it_moves(link: Link, transfer: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Wait for a transfer as long as bytes come: a link goes on for ever, and another peer may have the round, too.
+
+    Raises:
+        TimeoutError: nothing came for so many seconds.
+    """
+    task = asyncio.ensure_future(transfer)
+    try:
+        received = -1
+        while not task.done() and link.bytes_received != received:
+            received = link.bytes_received
+            await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

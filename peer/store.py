@@ -7,6 +7,7 @@
     seen.json                   the newest snapshot of every other peer that has been here
     best.json                   the best round of those that everybody has published
     history.jsonl, result.json  for the user
+    complete                    every other peer has all it needs of this one
     conflicts/                  evidence against peers that showed different snapshots of one round
     set-aside/                  own rounds that --recover has replaced
 
@@ -72,8 +73,10 @@ class Store:
                 f"state directory {self.root}: cannot be written ({error.strerror}); choose another with --state-dir"
             ) from None
         self._check_owner(federation, peer_id)
-        for leftover in (*self._rounds.glob(".*"), *self._received.glob(".*")):
-            shutil.rmtree(leftover)
+        for folder in (self._rounds, self._received):
+            for kind in (".staging-*", ".old-*"):
+                for leftover in folder.glob(kind):
+                    shutil.rmtree(leftover)
         self._drop_torn_manifests()
 
     def close(self) -> None:
@@ -109,7 +112,7 @@ class Store:
 
     def kept_rounds(self) -> list[int]:
         """All committed rounds that are here, ascending."""
-        return sorted(int(path.name) for path in self._rounds.glob("[0-9]*"))
+        return sorted(_numbered(self._rounds))
 
     def check_rounds(self) -> None:
         """See that all committed rounds are whole.
@@ -139,6 +142,14 @@ class Store:
         except (ValueError, TypeError, KeyError) as error:
             return f"{MANIFEST} or {RECORD}: {error}"
         return None
+
+    def busy_seconds(self) -> float:
+        """For how long this peer worked for its last round, waiting left out; 0 if there is none."""
+        number = self.last_round()
+        if number < 1:
+            return 0.0
+        seconds = RoundRecord.from_line((self.round_dir(number) / RECORD).read_text()).seconds
+        return seconds.teachers + seconds.train + seconds.validate
 
     def round_dir(self, number: int) -> Path:
         """Where a committed round lies (or would lie)."""
@@ -206,7 +217,10 @@ class Store:
         """Model and checkpoint of a committed round, in an empty directory for round ``again``."""
         staging = self.staging_dir(again)
         for name in (SNAPSHOT_FILE, CHECKPOINT_FILE):
-            os.link(self.round_dir(number) / name, staging / name)
+            try:
+                os.link(self.round_dir(number) / name, staging / name)
+            except OSError:  # not every file system has hard links
+                shutil.copyfile(self.round_dir(number) / name, staging / name)
         return staging
 
     def set_aside(self, number: int) -> None:
@@ -225,22 +239,21 @@ class Store:
 
         The two newest snapshots of every other peer stay, however old: with those it can replace a disk that it lost.
         """
-        kept = {self.round_dir(number).name for number in keep}
-        own = [path for path in self._rounds.iterdir() if path.name.isdigit() and path.name not in kept]
-        for path in own:
-            self._manifests.pop(int(path.name), None)
-            _delete(path)
+        for number in set(self.kept_rounds()) - set(keep):
+            self._manifests.pop(number, None)
+            _delete(self.round_dir(number))
         kept_of = Counter[str]()
-        for folder in sorted(self._received.glob("[0-9]*"), key=lambda path: int(path.name), reverse=True):
-            newest = {path.stem for path in folder.glob("*.safetensors") if kept_of[path.stem] < 2}
+        for number, folder in sorted(_numbered(self._received).items(), reverse=True):
+            whole = {path.stem for path in folder.glob("*.safetensors") if path.with_suffix(".json").exists()}
+            newest = {peer for peer in whole if kept_of[peer] < 2}
             kept_of.update(newest)
-            if int(folder.name) < received_from:
-                stay = {f"{peer}{suffix}" for peer in newest for suffix in (".json", ".safetensors")}
-                for path in folder.iterdir():
-                    if path.name not in stay:
-                        path.unlink()
-                if not newest:
-                    folder.rmdir()
+            if number >= received_from:
+                continue
+            for path in folder.iterdir():
+                if path.stem not in newest or path.suffix not in (".json", ".safetensors"):
+                    path.unlink()
+            if not newest:
+                folder.rmdir()
 
     # --- received rounds -------------------------------------------------------------------------------------------
 
@@ -265,7 +278,7 @@ class Store:
 
     def received_rounds(self, peer: int) -> list[int]:
         """Rounds of which a manifest of a peer is here, ascending."""
-        return sorted(int(path.parent.name) for path in self._received.glob(f"[0-9]*/{peer}.json"))
+        return sorted(number for number, path in _numbered(self._received).items() if (path / f"{peer}.json").exists())
 
     def received_manifest(self, peer: int, number: int) -> Manifest:
         """A peer's manifest that has been checked and kept.
@@ -351,6 +364,15 @@ class Store:
                 f"{path} is damaged; put back a copy, or remove it: the best round is then chosen among those to come"
             ) from None
 
+    def is_complete(self) -> bool:
+        """Whether every other peer has said that it has all it needs of this one."""
+        return (self.root / "complete").exists()
+
+    def save_complete(self) -> None:
+        """Remember that durably."""
+        if not self.is_complete():
+            write_whole(self.root / "complete", "")
+
     def save_best(self, best: BestRound) -> None:
         write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
 
@@ -374,21 +396,20 @@ class Store:
             IncompleteError: the file is damaged.
         """
         path = self.root / "history.jsonl"
-        text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # a killed process can leave half a line
-        try:
-            last = RoundRecord.from_line(whole.splitlines()[-1]).round if whole else 0
-        except (ValueError, TypeError, KeyError):
-            raise IncompleteError(f"{path} is damaged in its last line; put back a copy, or remove that line") from None
+        text = path.read_bytes() if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # a killed process can leave half a line
+        lines = whole.splitlines()
+        last = _record(path, len(lines), lines[-1]).round if lines else 0
         if whole != text:
-            write_whole(path, whole)
+            write_whole(path, whole.decode())
+        missing = [number for number in self.kept_rounds() if number > last]
+        if not missing:
+            return
         with path.open("a") as file:
-            for number in self.kept_rounds():
-                if number <= last:
-                    continue
+            for number in missing:
                 record = RoundRecord.from_line((self.round_dir(number) / RECORD).read_text())
-                for lost in set(range(last + 1, number)) - set(record.skipped_rounds):
-                    logger.warning("%s has no line for round %d, which is no longer kept", path, lost)
+                if lost := sorted(set(range(last + 1, number)) - set(record.skipped_rounds)):
+                    logger.warning("%s has no lines for rounds %d to %d, which are lost", path, lost[0], lost[-1])
                 file.write(record.to_line())
                 last = number
             file.flush()
@@ -408,11 +429,28 @@ class Store:
             write_whole(path, "".join(record.to_line() for record in kept))
 
     def history(self) -> list[RoundRecord]:
-        """All rounds of this peer, ascending."""
+        """All rounds of this peer, ascending; half a line at the end, as a killed process leaves it, is left out.
+
+        Raises:
+            IncompleteError: a line is damaged; says which.
+        """
         path = self.root / "history.jsonl"
-        if not path.exists():
-            return []
-        return [RoundRecord.from_line(line) for line in path.read_text().splitlines()]
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _record(path: Path, number: int, line: bytes) -> RoundRecord:
+    try:
+        return RoundRecord.from_line(line.decode())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise IncompleteError(f"{path} is damaged in line {number}; put back a copy, or remove that line") from None
+
+
+def _numbered(folder: Path) -> dict[int, Path]:
+    """The directories named by a round; an operator may have put others beside them."""
+    if not folder.exists():
+        return {}
+    return {int(path.name): path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()}
 
 
 def _delete(folder: Path) -> None:

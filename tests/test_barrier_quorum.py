@@ -729,3 +729,12 @@ def test_nobody_is_late_before_the_learner_is_there() -> None:
     assert trains(feed(barrier, Tick(105.0))) == []
     decisions = feed(barrier, *(event for j in (1, 2) for event in arrival(j, 5)))
     assert trains(decisions) == [Train(6, (1, 2))]
+
+
+def test_after_a_start_the_speed_of_a_peer_is_known_from_its_old_round() -> None:
+    barrier = make(published=5)
+    feed(barrier, LearnerUp(), Announced(1, 5), Announced(2, 5), *arrival(1, 5))  # as found on disk
+    feed(barrier, Connected(2), Announced(2, 5, 4.0))
+    assert barrier.wake_at == 2 * 4.0 + GRACE
+    feed(barrier, Announced(2, 5, 40.0))  # said again and again; the first counts
+    assert barrier.wake_at == 2 * 4.0 + GRACE

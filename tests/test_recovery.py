@@ -102,9 +102,8 @@ def test_a_restored_copy_is_refused_and_recovered(mesh: Callable[..., Peers], re
     )
     fetched = next(record for record in history if record.round == 6)
     assert (fetched.teachers, fetched.train_loss, fetched.missing_teachers) == ((0, 1), None, ())
-    lost = set(range(1, 10)) - set(expected)
-    for number in lost:
-        assert f"has no line for round {number}, which is no longer kept" in back.output
+    if lost := sorted(set(range(1, 10)) - set(expected)):
+        assert f"has no lines for rounds {lost[0]} to {lost[-1]}, which are lost" in back.output
     for each in others:
         assert [record.round for record in each.history()] == list(range(1, 10))
         assert not list(each.state.glob("conflicts/*"))
@@ -191,7 +190,7 @@ def test_a_damaged_round_is_named_and_recovered(mesh: Callable[..., Peers]) -> N
         assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
 
         back = peers.start(2, "--recover")
-        back.says("listening")
+        back.says("going on from round 4")
         assert two_last(digests(peers.state(2))) == two_last(digests(backups[4]))
         assert two_last(manifests(peers.state(2))) == two_last(manifests(backups[4]))
         assert f"round {number} of this peer is back" in back.output
@@ -232,7 +231,7 @@ def test_files_beside_the_rounds_that_are_damaged_are_named(mesh: Callable[..., 
     for name, content, sentence in (
         ("seen.json", "[1]", r"seen\.json is damaged; .*Put back a copy, or remove it"),
         ("best.json", "{", r"best\.json is damaged; put back a copy, or remove it"),
-        ("history.jsonl", "{}\n", r"history\.jsonl is damaged in its last line; put back a copy, or remove that line"),
+        ("history.jsonl", "{}\n", r"history\.jsonl is damaged in line 1; put back a copy, or remove that line"),
     ):
         put_back(backups[3], peers.state(1))
         (peers.state(1) / name).write_text(content)
@@ -297,6 +296,33 @@ def test_recover_needs_enough_of_the_others(mesh: Callable[..., Peers]) -> None:
     )
     assert_one_sentence(alone.output, code, ExitCode.INCOMPLETE, sentence)
     assert digests(peers.state(2)) == {}
+
+
+def test_two_that_lost_their_disks_recover_at_the_same_time(mesh: Callable[..., Peers]) -> None:
+    """Each needs the other's answer before it knows what it has lost."""
+    peers = mesh(3, rounds=7)
+    others, backups = stopped_at(peers, 4)
+    before = {1: digests(others[1].state), 2: digests(backups[4])}
+    assert others[1].stop() < 5
+    for i in (1, 2):
+        shutil.rmtree(peers.state(i))
+    back = [peers.start(i, "--recover") for i in (1, 2)]
+    for i, each in zip((1, 2), back, strict=True):
+        each.says("going on from round 4")
+        assert set(two_last(before[i]).items()) <= set(digests(peers.state(i)).items())
+    assert "came back without any round" not in others[0].output  # it is being recovered, and says so
+    finish(peers, [others[0], *back], 7)
+
+
+def test_recovering_where_nobody_has_lost_anything(mesh: Callable[..., Peers]) -> None:
+    """As a service manager would do it that always gives the option."""
+    peers = mesh(3, rounds=4)
+    for each in peers.run_to(2):
+        assert each.stop() < 5
+    again = peers.start_all("--recover")
+    for each in again:
+        each.says("nothing was lost")
+    finish(peers, again, 4)
 
 
 def test_with_a_quorum_enough_will_do_also_when_they_have_long_gone_on(

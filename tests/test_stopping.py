@@ -174,6 +174,16 @@ def test_the_linger_time_ends(mesh: Callable[..., Peers]) -> None:
     assert "peer 1 may still need this one (start the same command again to serve it)" in lingering.output
 
 
+def test_a_finished_peer_that_is_started_again_waits_for_nobody(mesh: Callable[..., Peers]) -> None:
+    """All others have told it that they have everything; a service manager may start it as often as it likes."""
+    peers = mesh(2, rounds=2)
+    for each in peers.start_all():
+        assert each.ended() == ExitCode.COMPLETE, each.output
+    again = peers.start(0)
+    assert again.ended(15) == ExitCode.COMPLETE, again.output
+    assert "leaving after" not in again.output
+
+
 def test_at_any_moment_of_a_start_with_a_real_learner(mesh: Callable[..., Peers]) -> None:
     """From the first moment at which the service has a log to torch's being imported."""
     peers = mesh(1, light=False, rounds=100_000)

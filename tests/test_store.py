@@ -411,6 +411,7 @@ def test_prune_keeps_what_it_is_told_to_and_what_was_received_since(store: Store
         commit(store, number)
         store.received_manifest_path(1, number).parent.mkdir()
         store.received_manifest_path(1, number).write_text("{}")
+        store.received_manifest_path(2, number).write_text("{}")
         store.received_snapshot_path(2, number).write_bytes(b"snapshot")
         store.received_snapshot_path(2, number).with_suffix(".partial").write_bytes(b"part")
     staging = store.staging_dir(6)
@@ -424,8 +425,10 @@ def test_prune_keeps_what_it_is_told_to_and_what_was_received_since(store: Store
     assert staging.is_dir()
     assert {str(path.relative_to(store.root / "received")) for path in (store.root / "received").glob("*/*")} == {
         "000005/1.json",
+        "000005/2.json",
         "000005/2.safetensors",
         "000005/2.partial",
+        "000004/2.json",
         "000004/2.safetensors",  # with that one, peer 2 can replace a disk that it lost
     }
     assert {path.name for path in (store.root / "received").iterdir()} == {"000004", "000005"}
@@ -548,3 +551,59 @@ def test_a_damaged_round_is_named_whichever_it_is(
         store.check_rounds()
     assert str(raised.value).startswith(f"{store.round_dir(number)} is damaged ({reason}")
     store.close()
+
+
+def test_what_an_operator_puts_beside_the_rounds_is_left_alone(store: Store) -> None:
+    for number in range(3):
+        commit(store, number)
+    for place in ("rounds", "received"):
+        (store.root / place / "000001.bak").mkdir()
+        (store.root / place / ".DS_Store").touch()
+        (store.root / place / "7").touch()
+    assert store.kept_rounds() == [0, 1, 2]
+    assert store.received_rounds(1) == []
+    store.prune([2], received_from=2)
+    store = reopened(store)
+    assert store.kept_rounds() == [2]
+    for place in ("rounds", "received"):
+        assert {path.name for path in (store.root / place).iterdir()} >= {"000001.bak", ".DS_Store", "7"}
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [b"{\n", b"\xff\xfe\n", b"[]\n", b"{}\n"])
+def test_a_damaged_line_of_history_is_named(store: Store, damage: bytes) -> None:
+    for number in (1, 2):
+        commit(store, number)
+    store.record_history()
+    path = store.root / "history.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + damage)
+    for read in (store.history, store.record_history, store.rewind_history):
+        with pytest.raises(IncompleteError, match=r"history\.jsonl is damaged in line 2; put back a copy"):
+            read()
+    path.write_bytes(first + second[:7])  # half a line is what a power cut leaves, and no damage
+    assert [record.round for record in store.history()] == [1]
+    store.record_history()
+    assert path.read_bytes() == first + second
+
+
+def test_a_file_system_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError("no links here")
+
+    commit(store, 1)
+    monkeypatch.setattr(os, "link", refused)
+    staging = store.copy_round(1, 5)
+    assert (staging / SNAPSHOT_FILE).read_bytes() == (store.round_dir(1) / SNAPSHOT_FILE).read_bytes()
+
+
+def test_a_snapshot_without_its_manifest_does_not_count_as_one_that_can_be_given_back(store: Store) -> None:
+    for number in range(4):
+        folder = store.received_manifest_path(1, number).parent
+        folder.mkdir()
+        store.received_snapshot_path(1, number).write_bytes(b"snapshot")
+        if number != 2:
+            store.received_manifest_path(1, number).write_text("{}")
+    store.prune([], received_from=4)
+    kept = {str(path.relative_to(store.root / "received")) for path in (store.root / "received").glob("*/*")}
+    assert kept == {f"{number:06d}/1.{kind}" for number in (1, 3) for kind in ("json", "safetensors")}
