@@ -37,6 +37,10 @@ def run_command(app: typer.Typer, name: str) -> NoReturn:
     except CradError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"{name}: {what}; mend that and start the same command again", file=sys.stderr)
+        sys.exit(ExitCode.INCOMPLETE)
     except SystemExit as ending:
         if ending.code not in _INTERRUPTED:
             raise

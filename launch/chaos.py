@@ -151,27 +151,28 @@ class Chaos:
     async def _disturb(self) -> None:
         """Let the plan happen."""
         start = time.monotonic()
-        undone: set[asyncio.Task[None]] = set()
+        inflicted: list[asyncio.Task[None]] = []
         for fault in plan(self._federation.ids, self._seed):
             await asyncio.sleep(fault.after)
             elapsed = time.monotonic() - start
             if elapsed > self._seconds or min(self._last_rounds()) >= self._federation.rounds - 1:
                 break
-            self._note(f"{elapsed:5.1f} s, rounds {self._span()}: {fault}")
+            self._note(f"{elapsed:5.1f} s, {self._span()}: {fault}")
             self.report.faults[fault.kind] += 1
-            task = asyncio.create_task(self._inflict(fault))
-            undone.add(task)
-            task.add_done_callback(undone.discard)
-        for task in undone:
+            inflicted.append(asyncio.create_task(self._inflict(fault)))
+        for task in inflicted:
             task.cancel()
-        if undone:
-            await asyncio.wait(undone)
+        for ended in await asyncio.gather(*inflicted, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended  # a fault that could not be inflicted must not count as one that was survived
         self._mend()
         self.report.faulty_seconds = time.monotonic() - start
 
     def _span(self) -> str:
-        rounds = self._last_rounds()
-        return f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
+        first, last = min(self._last_rounds()), max(self._last_rounds())
+        if last < 0:
+            return "before round 0"
+        return f"round {last}" if first == last else f"rounds {max(0, first)} to {last}"
 
     async def _inflict(self, fault: Fault) -> None:
         """Do it, and undo it when its time is over."""

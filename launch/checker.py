@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def check(federation: Federation, stores: Mapping[int, Store], reference: Iterab
     wrong = [fault for peer in federation.ids for fault in _rounds(federation, peer, histories[peer])]
     wrong += [fault for peer in federation.ids for fault in _teachers(federation, peer, histories[peer], published)]
     wrong += [fault for peer, store in stores.items() for fault in _manifests(peer, store, published)]
-    wrong += [fault for store in stores.values() for fault in _recordings(store)]
+    wrong += [fault for store in stores.values() for fault in _recordings(federation, store)]
     wrong += [
         f"{path}: evidence of two snapshots for one round" for store in stores.values() for path in store.conflicts()
     ]
@@ -63,7 +64,6 @@ def _teachers(
     federation: Federation, peer: int, history: list[RoundRecord], published: Mapping[tuple[int, int], str]
 ) -> Iterable[str]:
     """Who taught had published, and who did not is named."""
-    size = len(federation.peers)
     for record in history:
         if record.skipped_rounds:
             continue
@@ -77,10 +77,6 @@ def _teachers(
                 yield f"{where}: taught by peer {teacher}, which never published round {record.round - 1}"
         if federation.barrier.policy == "all" and (record.missing_teachers or record.stale_teachers):
             yield f"{where}: trained without the newest of all others under policy all"
-        reached = sum(any(n >= record.round - 1 for p, n in published if p == j) for j in federation.ids if j != peer)
-        least = federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
-        if record.round > 1 and 1 + reached < least:
-            yield f"{where}: trained when {1 + reached} peers had the round before, and {least} are needed"
 
 
 def _manifests(peer: int, store: Store, published: Mapping[tuple[int, int], str]) -> Iterable[str]:
@@ -106,10 +102,12 @@ def _claims(manifest: Manifest) -> Iterable[tuple[int, int, str]]:
         yield each.peer, each.round, each.sha256
 
 
-def _recordings(store: Store) -> Iterable[str]:
-    """The recorded events give the recorded decisions again."""
+def _recordings(federation: Federation, store: Store) -> Iterable[str]:
+    """The recorded events give the recorded decisions again, and no round was trained while too few had the last."""
     for path in (store.root / PREVIOUS, store.root / FILE):
-        yield from _recording(path) if path.exists() else ()
+        if path.exists():
+            yield from _recording(path)
+            yield from _presence(federation, path)
 
 
 def _recording(path: Path) -> Iterable[str]:
@@ -120,3 +118,29 @@ def _recording(path: Path) -> Iterable[str]:
                 return
     except ValueError as error:
         yield f"{path}: {error}"
+
+
+def _presence(federation: Federation, path: Path) -> Iterable[str]:
+    """Counted here from what the others said, not by the barrier that is to be checked."""
+    size = len(federation.peers)
+    least = federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
+    said: dict[int, int] = {}
+    for number, line in enumerate(path.read_text().split("\n"), start=1):
+        try:
+            tree = json.loads(line)
+        except ValueError:  # what has to be complete is checked above
+            continue
+        if "start" in tree:
+            said = {int(peer): last for peer, last in tree["start"]["state"]["announced"].items()}
+            continue
+        event = tree.get("event", {})
+        if event.get("is") == "Announced":
+            said[event["peer"]] = max(event["round"], said.get(event["peer"], -1))
+        for decision in tree.get("decisions", ()):
+            if decision["is"] == "Train":
+                present = 1 + sum(last >= decision["round"] - 1 for last in said.values())
+                if present < least:
+                    yield (
+                        f"{path}, line {number}: round {decision['round']} was trained when {present} peers had the "
+                        f"round before, and {least} are needed"
+                    )

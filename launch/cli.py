@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 import yaml
@@ -21,6 +22,7 @@ from crad_p2p.errors import (
     ConfigurationError,
     CradError,
     ExitCode,
+    IncompleteError,
     PeersDisagreeError,
     ReservationsError,
     UsageError,
@@ -209,13 +211,14 @@ def chaos(
     count: Annotated[int, typer.Option(min=2, help="Number of peers.")] = 5,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds R.")] = 30,
     seed: Annotated[int, typer.Option(min=0, help="Of the faults and of the federation.")] = 0,
-    policy: Annotated[str, typer.Option(help="all or quorum.")] = "all",
+    policy: Annotated[Literal["all", "quorum"], typer.Option(help="When a round opens.")] = "all",
     seconds: Annotated[float, typer.Option(min=0, help="For how long faults go on, at most.")] = 60.0,
     out: Annotated[Path, typer.Option(help="A new directory for everything.")] = Path("crad-chaos"),
 ) -> None:
     """Kill, stop and cut off real peers at random, mend everything, and check what all of them have written.
 
-    Under policy all every round must have the bytes of an undisturbed run. The seed gives the same faults again.
+    Under policy all every round must have the bytes of an undisturbed run. The seed gives the same plan of faults
+    again; how far the rounds are when each comes depends on the machine.
 
     Example: crad-mesh chaos --count 5 --seed 7 --out chaos-7
     """
@@ -246,17 +249,19 @@ def chaos(
     note = functools.partial(console.print, highlight=False, soft_wrap=True)
     run = Chaos(federation, out, seed=seed, seconds=seconds, note=note)
     start = time.monotonic()
-    try:
-        with interruptible(f"what there is of the run is in {out}"):
-            report = asyncio.run(run.run())
-    finally:
-        write_results(out, *collect(federation, out, time.monotonic() - start))
+    with interruptible(f"what there is of the run is in {out}"):
+        report = asyncio.run(run.run())
+    write_results(out, *collect(federation, out, time.monotonic() - start))
     wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
     faults = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
     note(
         f"Faults: {faults} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
         f"finished {report.settling_seconds:.0f} s after everything was mended."
     )
+    if not report.faults:
+        raise IncompleteError(
+            f"all {rounds} rounds were done before the first fault, so nothing was tried; give more --rounds"
+        )
     if wrong:
         raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
     same = "every round has the bytes of the undisturbed run" if reference else "all histories agree"
@@ -364,9 +369,12 @@ def _run_mesh(
                 progress=progress,
             )
             asyncio.run(mesh.run())
-    finally:
-        summary, history = collect(federation, out, time.monotonic() - start)
-        write_results(out, summary, history)
+    except CradError:
+        with suppress(OSError, CradError):  # that error says more than that its results cannot be written
+            write_results(out, *collect(federation, out, time.monotonic() - start))
+        raise
+    summary, history = collect(federation, out, time.monotonic() - start)
+    write_results(out, summary, history)
     for peer, words in {**mesh.reservations, **mesh.failed}.items():
         console.print(f"peer {peer}: {words}", highlight=False)
     return summary

@@ -16,6 +16,7 @@ from crad_p2p.federation import Federation
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import dial
+from peer.store import Store
 from peer.waiting import within
 
 #: Seconds that peers get to leave after SIGTERM.
@@ -91,7 +92,8 @@ class Mesh:
 
     async def _keep(self, peer: int) -> None:
         """Run one peer; start it again when something killed it."""
-        for _ in range(_MAX_STARTS):
+        kills, reached = 0, -1
+        while kills < _MAX_STARTS:
             status = await self._run_once(peer)
             if status == ExitCode.COMPLETE:
                 return
@@ -104,13 +106,19 @@ class Mesh:
                     raise error_of(status, f"peer {peer} ended: {words}")
                 self.failed[peer] = words
                 self._progress.drop(peer)
-                self._progress.note(f"peer {peer} ended, and the others go on without it: {words}")
+                self._progress.note(
+                    f"peer {peer} ended, and the others go on without it (after their last round they serve on for it "
+                    f"for a while): {words}"
+                )
                 return
+            before, reached = reached, Store(peer_dir(self._out, peer)).last_round()
+            kills = kills + 1 if reached == before else 1
             name = signal.Signals(-status).name
             self._progress.note(f"peer {peer} was killed by {name}; starting it again")
         raise IncompleteError(
-            f"peer {peer} was killed {_MAX_STARTS} times; if the machine is short of memory, use fewer peers or "
-            f"smaller architectures. Run the same command again to continue (--out {self._out})"
+            f"peer {peer} was killed {_MAX_STARTS} times without finishing a round in between; if the machine is short "
+            f"of memory, use fewer peers or smaller architectures. Run the same command again to continue "
+            f"(--out {self._out})"
         )
 
     def _can_do_without(self, peer: int) -> bool:

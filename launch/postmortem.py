@@ -12,6 +12,9 @@ from crad_p2p.errors import DataError, UsageError
 from peer.events import to_json
 from peer.recorder import FILE, PREVIOUS, Step, replay
 
+#: Of a decision's fields, those that say nothing.
+_EMPTY: tuple[Any, ...] = ([], (), None)
+
 
 def show(console: Console, path: Path, last: int | None) -> None:
     """Print the events with their decisions, and what the barrier said where that changed.
@@ -57,7 +60,8 @@ def _print(console: Console, steps: deque[Step]) -> None:
 
 def _words(items: list[dict[str, Any]]) -> str:
     """``Announced peer 1 round 4, Train round 5 teachers [0, 1]``"""
-    return ", ".join(
-        " ".join([str(item["is"]), *(f"{name} {value}" for name, value in item.items() if name != "is" and value)])
-        for item in items
-    )
+    return ", ".join(" ".join([item["is"], *_fields(item)]) for item in items)
+
+
+def _fields(item: dict[str, Any]) -> list[str]:
+    return [f"{name} {value}" for name, value in item.items() if name != "is" and value not in _EMPTY]

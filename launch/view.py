@@ -157,6 +157,8 @@ def result_table(summary: Summary, alone: Summary | None) -> Table:
 
 
 def _measured(summary: Summary, alone: Summary | None) -> str:
+    if summary.best_round is None:
+        return "Measured at the round that each peer found best (best_round in summary.json)."
     text = f"Measured at the round with the best mean validation accuracy: {summary.best_round}"
     return text + (f" together, {alone.best_round} alone." if alone else ".")
 

@@ -84,9 +84,11 @@ class Link:
         Raises:
             PeersDisagreeError: it runs another federation or software.
         """
+        is_up: bool | None = None
         async for attempt in _attempts():
             try:
                 self._on_hello(self.peer, await self._greet())
+                is_up = True
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
                 async with self._call() as stub:
@@ -95,7 +97,9 @@ class Link:
                 reason = "it ended the stream"
             except _CallError as error:
                 reason = str(error)
-            self._on_connection(self.peer, False)
+            if is_up is not False:  # not once for every attempt that fails
+                is_up = False
+                self._on_connection(self.peer, False)
             attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again")
 
     async def hello(self) -> peer_pb2.HelloReply:

@@ -184,6 +184,7 @@ class Server:
                 await self._server.wait_for_termination()
             except Exception as error:  # of any kind: whatever it was, the others need this server
                 logger.warning("a call that cannot be read has ended the server (%s); starting it again", error)
+                await asyncio.sleep(_REBIND)  # should it break again and again, not in a tight loop
             while not self._is_stopping:
                 try:
                     self._server = self._bound()

@@ -17,7 +17,7 @@ from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.results import RoundRecord
 from launch.checker import check
 from launch.faults import Fault, plan
-from peer.barrier import Barrier
+from peer.barrier import Barrier, Quorum
 from peer.events import Announced, Connected, LearnerUp, Published, Tick
 from peer.recorder import FILE, Recorder
 from peer.store import Store
@@ -196,13 +196,27 @@ def test_a_quorum_goes_on_without_one(quorum: Run, changes: dict[str, Any]) -> N
     assert quorum.wrong(compare=False) == []
 
 
-def test_too_few_for_a_quorum(quorum: Run) -> None:
-    for peer in (1, 2):
-        quorum.write_history(peer, [quorum.record(peer, 1)])
-    alone = replace(quorum.record(0, 3), teachers=(), missing_teachers=(1, 2))
-    quorum.write_history(0, [quorum.record(0, 1), quorum.record(0, 2), alone])
-    expected = "peer 0, round 3: trained when 1 peers had the round before, and 2 are needed"
-    assert expected in quorum.wrong(compare=False)
+class HastyBarrier(Barrier):
+    """Planted fault: whoever is missing, the quorum is there."""
+
+    def _has_quorum(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(HastyBarrier, True), (Barrier, False)])
+def test_a_round_that_too_few_had_reached(quorum: Run, kind: type[Barrier], wrong: bool) -> None:
+    """All histories are complete; only the recorded events show it."""
+    barrier = kind([1, 2], 3, lambda _: (1, 2), 1, quorum=Quorum(2, 2, 1.0))
+    root = quorum.stores[0].root
+    recorder = Recorder(root, barrier)
+    events = [Connected(1), Connected(2), LearnerUp(), Announced(1, 0, 0.1), Announced(2, 0, 0.1), Tick(1e6)]
+    for now, event in enumerate(events):
+        now = event.now if isinstance(event, Tick) else now
+        recorder.record(now, event, barrier.step(Tick(now)) + barrier.step(event))
+    recorder.close()
+    expected = [f"{root / FILE}, line 6: round 2 was trained when 1 peers had the round before, and 2 are needed"]
+    found = [each for each in quorum.wrong(compare=False) if "had the round before" in each]
+    assert found == (expected if wrong else [])
 
 
 def test_a_teacher_that_never_published(quorum: Run) -> None:
@@ -260,7 +274,7 @@ def test_replay_shows_what_was_decided_and_says_where_it_differs(tmp_path: Path)
     assert ended.returncode == 0, ended.stderr
     assert "Published -> FetchManifest" not in ended.stdout
     assert "LearnerUp -> MakeInitialModel" in ended.stdout
-    assert "Announced peer 1 -> FetchManifest peer 1" in ended.stdout
+    assert "Announced peer 1 round 0 busy 0.0 -> FetchManifest peer 1 round 0" in ended.stdout
     assert "round 1 waits for round 0 of peer 1" in ended.stdout
     assert f"{path}: 4 events replay to the same decisions" in ended.stdout
     assert "LearnerUp" not in crad_mesh("replay", str(path), "--last", "1", cwd=tmp_path).stdout
@@ -292,3 +306,10 @@ def test_real_peers_survive_real_faults(tmp_path: Path, policy: str, seed: int) 
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["complete"] is True
     assert crad_mesh("replay", "out/peers/1", cwd=tmp_path).returncode == 0
+
+
+def test_a_run_that_is_over_before_the_first_fault_proves_nothing(tmp_path: Path) -> None:
+    ended = crad_mesh("chaos", "--count", "2", "--rounds", "2", "--seconds", "0", "--out", "out", cwd=tmp_path)
+    assert ended.returncode == 9
+    assert "so nothing was tried; give more --rounds" in " ".join(ended.stderr.split())
+    assert "Nothing is wrong" not in ended.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from peer.lock import Lock
+
 ROUNDS = 3
 POOL = "resnet18@0.125,resnet18-half@0.125,cnn6@0.125"
 QUICK = ["--rounds", str(ROUNDS), "--pool", POOL, "--samples", "600", "--threads", "1", "--seed", "7"]
@@ -132,6 +134,18 @@ def test_the_federation_file_is_never_overwritten(tmp_path):
         assert not (tmp_path / "other.yaml").exists()
 
 
+def test_one_mesh_a_directory(tmp_path):
+    (tmp_path / "taken").mkdir()
+    lock = Lock(tmp_path / "taken" / "lock")
+    lock.take("", "")
+    try:
+        second = mesh("up", *QUICK, "--no-alone", "--out", "taken", cwd=tmp_path)
+    finally:
+        lock.release()
+    assert second.returncode == 5
+    assert f"a mesh is already running in {tmp_path / 'taken'} (process {os.getpid()})" in second.stderr
+
+
 def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
     command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *QUICK, "--no-alone", "--out", "again"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -139,9 +153,6 @@ def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
         for line in process.stdout:  # type: ignore[union-attr]
             if line.startswith("round 1 of"):
                 break
-        second = mesh("up", *QUICK, "--no-alone", "--out", "again", cwd=tmp_path)
-        assert second.returncode == 5
-        assert f"a mesh is already running in {tmp_path / 'again'} (process {process.pid})" in second.stderr
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=60)[0]
     finally:

@@ -72,6 +72,9 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, bytes]:
         sha256=hashlib.sha256(snapshot).hexdigest(),
         statistics=ClassStatistics(counts=(3, 3, 2), hits=(1, 3, 1), predicted=(1, 5, 2)),
         consumed=(),
+        model_round=0,
+        missing=(),
+        quarantined=(),
     )
     return manifest, snapshot
 
