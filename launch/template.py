@@ -45,7 +45,7 @@ training:
 
 barrier:
   policy: all                 # a round waits for every peer; with quorum, only until each one's deadline
-  # min: 6                    # quorum: peers without which no round opens, by default just over half
+  # min: {least:<2}                   # quorum: peers without which no round opens, by default just over half
   # max_staleness: 2          # quorum: rounds by which the model of a missing peer may be old to teach
   # grace: 15                 # quorum: seconds added to what is known of a peer's speed
 
@@ -58,6 +58,7 @@ peers:
 
 def render(count: int, dataset: str) -> str:
     """The text of the file."""
-    head = _HEAD.format(name="my-federation", rounds=300, dataset=yaml.safe_dump(dataset).splitlines()[0])
+    least = count // 2 + 1
+    head = _HEAD.format(name="my-federation", rounds=300, least=least, dataset=yaml.safe_dump(dataset).splitlines()[0])
     entries = (f'  - {{id: {i}, address: "127.0.0.1:{7400 + i}", arch: {POOL[i % len(POOL)]}}}\n' for i in range(count))
     return head + "".join(entries)

@@ -116,7 +116,7 @@ class Exchange:
     # --- what they say ---------------------------------------------------------------------------------------------
 
     def _on_hello(self, peer: int, reply: peer_pb2.HelloReply) -> None:
-        refuse_rollback(self._store, peer, reply)
+        refuse_rollback(self._store, peer, reply, self._federation.rounds)
 
     def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
         self._latest_states[peer] = state
@@ -319,13 +319,13 @@ class Exchange:
         logger.error("%s; evidence is kept in %s", conflict, path)
 
 
-def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply) -> None:
-    """Compare what another peer has had of this one with what is here.
+def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply, rounds: int) -> None:
+    """Compare what another peer has had of this one with what is here; a round beyond the last cannot have been.
 
     Raises:
         IncompleteError: this peer's disk has lost a round that others have, or has another one in its place.
     """
-    if not reply.HasField("seen_round"):
+    if not reply.HasField("seen_round") or reply.seen_round > rounds:
         return
     number, last = reply.seen_round, store.last_round()
     advice = (

@@ -59,6 +59,11 @@ class Intake:
         if len(manifest.statistics.counts) != self._classes:
             found = len(manifest.statistics.counts)
             raise SnapshotError(f"manifest has statistics of {found} classes, expected {self._classes}")
+        named = {each.peer for each in manifest.consumed} | {*manifest.missing, *manifest.quarantined}
+        if strangers := sorted(named - {*self._federation.ids} | named & {peer}):
+            raise SnapshotError(f"manifest names {strangers} as teachers, expected other peers of the federation")
+        if late := [each.round for each in manifest.consumed if each.round >= number]:
+            raise SnapshotError(f"manifest names teachers of round {max(late)}, expected rounds before {number}")
         if manifest.size > largest_file(self._layouts[arch]):
             raise SnapshotError(f"manifest announces {manifest.size} bytes, more than {arch} can have")
         return manifest

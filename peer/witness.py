@@ -61,9 +61,7 @@ class Witness:
     def compare_consumed(self, manifest: Manifest) -> list[Conflict]:
         """Compare what a peer says it has used with what is known here."""
         source = f"taught round {manifest.round} of peer {manifest.peer}"
-        # Of rounds to come nobody can tell the digest; a liar could fill the memory with such, or name it first.
-        past = (each for each in manifest.consumed if each.round < manifest.round)
-        found = (self.compare(each.peer, each.round, each.sha256, source) for each in past)
+        found = (self.compare(each.peer, each.round, each.sha256, source) for each in manifest.consumed)
         return [conflict for conflict in found if conflict is not None]
 
     def saw(self, peer: int, number: int, sha256: str) -> bool:

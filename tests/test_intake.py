@@ -277,6 +277,28 @@ def test_a_manifest_of_something_else_is_refused(
     assert manifest_refusal(manifest_document(**changes), *asked) == expected
 
 
+TEACHER = {"peer": 0, "round": 3, "sha256": "cd" * 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"consumed": [{**TEACHER, "peer": 77}]}, "manifest names [77] as teachers, expected other peers of the fed"),
+        ({"consumed": [{**TEACHER, "peer": 1}]}, "manifest names [1] as teachers, expected other peers of the fed"),
+        ({"missing": [9, 8]}, "manifest names [8, 9] as teachers, expected other peers of the federation"),
+        ({"quarantined": [1]}, "manifest names [1] as teachers, expected other peers of the federation"),
+        ({"consumed": [{**TEACHER, "round": 4}]}, "manifest names teachers of round 4, expected rounds before 4"),
+        (
+            {"consumed": [TEACHER, {**TEACHER, "round": 9}]},
+            "manifest names teachers of round 9, expected rounds",
+        ),
+    ],
+)
+def test_teachers_that_cannot_have_been_are_refused(changes: dict[str, Any], expected: str) -> None:
+    """Nobody can fill the memory of what was seen with peers and rounds that do not exist, or name a digest first."""
+    assert manifest_refusal(manifest_document(**changes)).startswith(expected)
+
+
 @pytest.mark.parametrize("classes", [0, 2, 4])
 def test_statistics_of_another_number_of_classes_are_refused(classes: int) -> None:
     statistics = {"counts": [1] * classes, "hits": [1] * classes, "predicted": [1] * classes}
