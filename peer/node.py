@@ -28,7 +28,9 @@ from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
 from peer.recorder import Recorder
 from peer.recovery import recover
+from peer.reservations import reservations
 from peer.server import PeerServicer, Server
+from peer.signals import Signals
 from peer.status import Status
 from peer.store import Store
 from peer.waiting import to_the_end, within
@@ -98,7 +100,6 @@ class Node:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._left_behind: tuple[int, ...] = ()  # had not said that they have everything when the linger time was over
         self._leave_at: float | None = None  # set once the last round is evaluated
-        self._told: asyncio.Future[str]  # the name of the signal that came
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
@@ -108,7 +109,7 @@ class Node:
             CradError: why this peer ended before that; another start continues after the last committed round.
         """
         require_loopback(self._federation, self._host.listen)
-        self._note_signals()
+        self._signals = Signals(on_second=self._status.close)  # whoever watches is not waited for then
         try:
             self._store.open(self._federation, self._id)
             await self._run_opened()
@@ -125,7 +126,7 @@ class Node:
             if self._host.recover:
                 self._status.update(phase="recover")
                 await server.start()  # another one that recovers needs this one's answer, and perhaps its own rounds
-                await self._unless_told(self._recover())
+                await self._signals.unless_told(self._recover())
             self._store.check_rounds()
             self._store.record_history()
             self._best = self._load_best()
@@ -602,27 +603,12 @@ class Node:
         Raises:
             ReservationsError: it was not.
         """
-        history = self._store.history()
-        reasons = []
-        missed = sorted({j for record in history for j in record.missing_teachers + record.stale_teachers})
-        if missed:
-            count = sum(bool(record.missing_teachers or record.stale_teachers) for record in history)
-            reasons.append(
-                f"{count} of {len(history)} rounds were trained without the newest model of {name_peers(missed)}"
-            )
-        if skipped := [number for record in history for number in record.skipped_rounds]:
-            reasons.append(
-                f"the mesh went on without this peer in {len(skipped)} round{'s' if len(skipped) > 1 else ''}, last in "
-                f"round {skipped[-1]}"
-            )
-        if away := self._barrier.uncollected:
-            reasons.append(f"{name_peers(away)} had not said that the last round is done there when this peer left")
-        if behind := tuple(j for j in self._left_behind if j not in away):
-            reasons.append(f"{name_peers(behind)} may still need this one (start the same command again to serve it)")
-        if refused := sorted({j for record in history for j in record.quarantined_teachers}):
-            reasons.append(f"snapshots of {name_peers(refused)} were refused")
-        if conflicts := self._store.conflicts():
-            reasons.append(f"there is evidence that a peer published twice, in {conflicts[0].parent}")
+        reasons = reservations(
+            self._store.history(),
+            away=self._barrier.uncollected,
+            behind=self._left_behind,
+            conflicts=self._store.conflicts(),
+        )
         if reasons:
             raise ReservationsError(
                 f"all {self._federation.rounds} rounds are done, with reservations: {'; '.join(reasons)}. "
@@ -647,39 +633,8 @@ class Node:
                 said = explanation
             before = explanation
 
-    def _note_signals(self) -> None:
-        """From now on signals are only noted, and acted on where this peer can end in order.
-
-        An exception out of nowhere, as Python's own handlers raise it, may end up in the middle of grpc.
-        """
-        loop = asyncio.get_running_loop()
-        told = self._told = loop.create_future()
-
-        def note(name: str) -> None:
-            if told.done():  # it is leaving, and does not wait for those who watch any more
-                self._status.close()
-            else:
-                told.set_result(name)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, note, number.name)
-
-    async def _unless_told(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        either: list[asyncio.Future[Any]] = [task, self._told]
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise IncompleteError(
-                    f"stopped by {self._told.result()} before it took part; start the same command again to continue"
-                )
-            task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
     async def _stop_on_signal(self) -> NoReturn:
-        name = await self._told
+        name = await self._signals.wait()
         done, rounds = self._barrier.published, self._federation.rounds
         if done == rounds:
             raise IncompleteError(
