@@ -44,6 +44,8 @@ def run_command(app: typer.Typer, name: str) -> NoReturn:
     except SystemExit as ending:
         if ending.code not in _INTERRUPTED:
             raise
-        print(f"{name}: interrupted; start the same command again", file=sys.stderr)
+        closed = isinstance(ending.__context__, BrokenPipeError)  # as head(1) does; typer and rich end like this then
+        what = "its output was closed before the end" if closed else "interrupted; start the same command again"
+        print(f"{name}: {what}", file=sys.stderr)
         sys.exit(ExitCode.INCOMPLETE)
     sys.exit(ExitCode.COMPLETE)

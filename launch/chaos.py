@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
@@ -29,6 +30,8 @@ from peer.waiting import within
 
 #: Seconds in which all peers must have finished once nothing goes wrong any more, beside those for the rounds left.
 _SETTLE, _A_ROUND = 120.0, 10.0
+#: Seconds between two looks at how far the rounds are.
+_LOOK = 0.05
 #: Bytes a second of a slow link.
 _SLOW = 50_000
 _FINISHED = (ExitCode.COMPLETE, ExitCode.RESERVATIONS)
@@ -50,17 +53,18 @@ class Chaos:
 
     Args:
         federation: with addresses on loopback.
-        seconds: for how long faults go on, at most; they end earlier when the last round but one is reached.
+        faults: how many of the plan's faults there are. Each comes at its time, or earlier if the rounds would be over
+            before all have come: so every one of them hits a run that is not done, however fast the machine is.
         note: called with a line for the user.
     """
 
     def __init__(
-        self, federation: Federation, out: Path, *, seed: int, seconds: float, note: Callable[[str], None]
+        self, federation: Federation, out: Path, *, seed: int, faults: int, note: Callable[[str], None]
     ) -> None:
         self._federation = federation
         self._out = out
         self._seed = seed
-        self._seconds = seconds
+        self._faults = faults
         self._note = note
         self._links: dict[tuple[int, int], Proxy] = {}
         self._services: dict[int, asyncio.subprocess.Process] = {}
@@ -152,12 +156,11 @@ class Chaos:
         """Let the plan happen."""
         start = time.monotonic()
         inflicted: list[asyncio.Task[None]] = []
-        for fault in plan(self._federation.ids, self._seed):
-            await asyncio.sleep(fault.after)
-            elapsed = time.monotonic() - start
-            if elapsed > self._seconds or min(self._last_rounds()) >= self._federation.rounds - 1:
+        for k, fault in enumerate(islice(plan(self._federation.ids, self._seed), self._faults)):
+            await self._until(time.monotonic() + fault.after, 1 + k * (self._federation.rounds - 2) // self._faults)
+            if min(self._last_rounds()) == self._federation.rounds:
                 break
-            self._note(f"{elapsed:5.1f} s, {self._span()}: {fault}")
+            self._note(f"{time.monotonic() - start:5.1f} s, {self._span()}: {fault}")
             self.report.faults[fault.kind] += 1
             inflicted.append(asyncio.create_task(self._inflict(fault)))
         for task in inflicted:
@@ -167,6 +170,11 @@ class Chaos:
                 raise ended  # a fault that could not be inflicted must not count as one that was survived
         self._mend()
         self.report.faulty_seconds = time.monotonic() - start
+
+    async def _until(self, due: float, number: int) -> None:
+        """Until it is time, or somebody has published this round."""
+        while time.monotonic() < due and max(self._last_rounds()) < number:
+            await asyncio.sleep(min(_LOOK, max(0.0, due - time.monotonic())))
 
     def _span(self) -> str:
         first, last = min(self._last_rounds()), max(self._last_rounds())

@@ -98,6 +98,9 @@ def up(
             help="Afterwards run the same peers learning alone, for comparison; by default without --peers only."
         ),
     ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="First let peers that lost their disk fetch their last rounds back.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("crad-run"),
 ) -> None:
     """Run a whole federation on this machine: one real crad-peer process for every peer.
@@ -122,7 +125,7 @@ def up(
         if download:
             _download(federation, data_dir)
         _announce(console, federation, out, threads)
-        finished = _run_mesh(console, federation, out, threads, device, data_dir)
+        finished = _run_mesh(console, federation, out, threads, device, data_dir, recover)
     else:
         console.print(f"{out} holds the complete run of this federation; for another one choose another --out.")
     with interruptible(f"the same command runs the comparison again (--out {out})"):
@@ -212,13 +215,13 @@ def chaos(
     rounds: Annotated[int, typer.Option(min=2, help="Rounds R.")] = 30,
     seed: Annotated[int, typer.Option(min=0, help="Of the faults and of the federation.")] = 0,
     policy: Annotated[Literal["all", "quorum"], typer.Option(help="When a round opens.")] = "all",
-    seconds: Annotated[float, typer.Option(min=0, help="For how long faults go on, at most.")] = 60.0,
+    faults: Annotated[int, typer.Option(min=1, help="Number of faults; about 24 come in a minute.")] = 24,
     out: Annotated[Path, typer.Option(help="A new directory for everything.")] = Path("crad-chaos"),
 ) -> None:
     """Kill, stop and cut off real peers at random, mend everything, and check what all of them have written.
 
-    Under policy all every round must have the bytes of an undisturbed run. The seed gives the same plan of faults
-    again; how far the rounds are when each comes depends on the machine.
+    Under policy all every round must have the bytes of an undisturbed run. The same seed gives the same faults in the
+    same order again; how far the rounds are when each comes depends on the machine.
 
     Example: crad-mesh chaos --count 5 --seed 7 --out chaos-7
     """
@@ -247,20 +250,21 @@ def chaos(
     console.print(f"{count} peers, {rounds} rounds, policy {policy}, faults of seed {seed}; everything in {out}")
     reference = _undisturbed(console, federation, out) if policy == "all" else None
     note = functools.partial(console.print, highlight=False, soft_wrap=True)
-    run = Chaos(federation, out, seed=seed, seconds=seconds, note=note)
+    run = Chaos(federation, out, seed=seed, faults=faults, note=note)
     start = time.monotonic()
     with interruptible(f"what there is of the run is in {out}"):
         report = asyncio.run(run.run())
     write_results(out, *collect(federation, out, time.monotonic() - start))
     wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
-    faults = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
+    kinds = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
     note(
-        f"Faults: {faults} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
+        f"Faults: {kinds} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
         f"finished {report.settling_seconds:.0f} s after everything was mended."
     )
-    if not report.faults:
+    if report.faults.total() < faults:
         raise IncompleteError(
-            f"all {rounds} rounds were done before the first fault, so nothing was tried; give more --rounds"
+            f"all {rounds} rounds were done after {report.faults.total()} of {faults} faults, so too little was tried; "
+            f"give more --rounds"
         )
     if wrong:
         raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
@@ -354,7 +358,7 @@ def _announce(console: Console, federation: Federation, out: Path, threads: int)
 
 
 def _run_mesh(
-    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path
+    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path, recover: bool
 ) -> Summary:
     start = time.monotonic()
     try:
@@ -366,6 +370,7 @@ def _run_mesh(
                 threads=threads,
                 device=device,
                 data_dir=data_dir,
+                recover=recover,
                 progress=progress,
             )
             asyncio.run(mesh.run())

@@ -22,7 +22,7 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        after: seconds since the fault before.
+        after: seconds since the fault before, at most.
         kind: ``kill`` (SIGKILL), ``stop`` (SIGSTOP, later SIGCONT) or ``cut`` (of links).
         how: of a kill or stop, which processes: ``service``, ``learner``, ``both``; of a cut, ``silent`` (a black
             hole), ``half-open`` (one direction of it), ``reset`` (connections break, new ones are refused), ``slow``.

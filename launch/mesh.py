@@ -38,6 +38,7 @@ class Mesh:
     Args:
         peers_file: the federation file that every peer reads.
         out: DIR; peer i keeps its state in DIR/peers/i and its log in DIR/peers/i/log.txt.
+        recover: start every peer with --recover, which changes nothing where nothing was lost.
 
     Attributes:
         reservations: last words of the peers that finished with reservations (exit code 11).
@@ -53,12 +54,14 @@ class Mesh:
         threads: int,
         device: str,
         data_dir: Path,
+        recover: bool,
         progress: Progress,
     ) -> None:
         self._federation = federation
         self._peers_file = peers_file
         self._out = out
         self._options = ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
+        self._options += ["--recover"] if recover else []
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self.reservations: dict[int, str] = {}

@@ -13,7 +13,9 @@ peers have published the one before. A peer that was left behind by two rounds o
 as the round of the mesh (:class:`Rejoin`), and takes part from there.
 
 Rounds in which nobody teaches (method ``local``, warm-up) wait for the manifests of round P all the same, so the rule
-about distance holds for every method and all peers can choose the same best round.
+about distance holds for every method and all peers can choose the same best round. The snapshot of a peer that ever
+teaches this one is fetched in every round, the last one included: so others always have the newest model of a peer that
+loses its disk.
 """
 
 from __future__ import annotations
@@ -141,6 +143,7 @@ class Barrier:
         self.start_wait = start_wait
         self.state = State(published, dict.fromkeys(self.others, -1), start_until=now + start_wait, now=now, since=now)
         self._teachers_of = teachers_of
+        self._sources = {j for number in range(1, rounds + 1) for j in teachers_of(number)}  # whose snapshots are fetched
         self._find_teachers()
 
     @property
@@ -290,7 +293,8 @@ class Barrier:
         decisions += self._fetches()
         if s.chosen is None and self._is_time_to_choose():
             self._choose()
-        if s.collected < s.published and (s.chosen is not None or s.manifests.issuperset(self.others)):
+        has_all_manifests = s.published < self.rounds and s.manifests.issuperset(self.others)
+        if s.collected < s.published and (s.chosen is not None or has_all_manifests):
             s.collected = s.published
             decisions.append(Collected(s.published))
         if s.published == self.rounds:
@@ -342,7 +346,7 @@ class Barrier:
         said, number = s.announced[j], s.published
         if said >= number and j not in s.manifests | s.gone:
             wanted.append(FetchManifest(j, number))
-        if j in self._teachers and j in s.manifests and j not in s.gone | s.refused and j not in s.snapshots:
+        if j in self._sources and j in s.manifests and j not in s.gone | s.refused and j not in s.snapshots:
             wanted.append(FetchSnapshot(j, number))
         if self.quorum and max(0, number - self.quorum.max_staleness) <= said < number:
             if j in self._teachers and s.newest.get(j, (-1, -1))[0] < said:  # it may have to teach with that
@@ -355,7 +359,7 @@ class Barrier:
 
     def _has_arrived(self, j: int) -> bool:
         s = self.state
-        return j in s.manifests and (j not in self._teachers or j in s.snapshots or j in s.refused)
+        return j in s.manifests and (j not in self._sources or j in s.snapshots or j in s.refused)
 
     def _pending(self) -> list[int]:
         lost = self.state.gone if self.quorum else ()

@@ -213,7 +213,7 @@ class Link:
             if error.code() not in _CONNECTION_IS_FINE:
                 self._redial(line)
             name = error.code().name.lower().replace("_", " ")
-            raise _CallError(f"{name} ({printable(error.details() or '', 200)})", error.code()) from None
+            raise _CallError(f"{name} ({_in_short(error.details() or '')})", error.code()) from None
         except TimeoutError:
             self._redial(line)
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
@@ -351,6 +351,11 @@ async def _attempts() -> AsyncIterator[_Attempt]:
     while True:
         yield attempt
         await attempt.pause()
+
+
+def _in_short(details: str) -> str:
+    """gRPC's words; of a connection that failed only the cause, which it says after all addresses and layers."""
+    return printable(details.rpartition(": ")[2] if "last error: " in details else details, 200)
 
 
 def _size(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
@@ -198,8 +199,8 @@ class Node:
 
     def _disk_failed(self, error: BaseException) -> IncompleteError:
         return IncompleteError(
-            f"state directory {self._host.state_dir}: {error}; all committed rounds are safe: mend the disk and start "
-            f"the same command again to continue"
+            f"{error}; all committed rounds in state directory {self._host.state_dir} are safe: mend this and start the "
+            f"same command again to continue"
         )
 
     async def _recover(self) -> None:
@@ -562,11 +563,12 @@ class Node:
         )
         self._store.save_result(total(self._store.history(), result))
         logger.info(
-            "all %d rounds are done; best round %s, global accuracy %s, local accuracy %s",
+            "all %d rounds are done; best round %s, global accuracy %s, local accuracy %s: %s",
             last,
             self._best.round,
             _percent(result.global_accuracy),
             _percent(result.local_accuracy),
+            self._host.state_dir / "result.json",
         )
         logger.info("peak memory: learner %d MB, service %d MB", result.peak_rss_bytes >> 20, peak_rss_bytes() >> 20)
         self._learner_task.cancel()
@@ -624,14 +626,14 @@ class Node:
 
     async def _say_what_takes_long(self) -> NoReturn:
         """Log what this peer waits for, when it has not changed for a while."""
-        said = before = ""
+        explanation, since = "", time.monotonic()
         while True:
-            await asyncio.sleep(_LONG)
-            explanation = self._status.state.explanation
-            if explanation == before != said:
+            await asyncio.sleep(_LONG / 10)
+            if self._status.state.explanation != explanation:
+                explanation, since = self._status.state.explanation, time.monotonic()
+            elif time.monotonic() - since >= _LONG:
                 logger.info("still so after %g s: %s", _LONG, explanation)
-                said = explanation
-            before = explanation
+                since = math.inf  # said once
 
     async def _stop_on_signal(self) -> NoReturn:
         name = await self._signals.wait()

@@ -51,11 +51,12 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         self._status = status
         self._witness = witness or Witness({})
         self.bytes_sent = 0
-        self._callers: dict[str, int] = {}  # who has said hello on a connection, and does not watch yet
+        self._callers: dict[int, str] = {}  # on which connection each peer has last said hello
 
     async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloReply:
         """Both sides compare. The caller ends if it must; here a disagreement is said, and the run goes on."""
-        self._callers[context.peer()] = request.peer
+        if request.peer in self._federation.ids:
+            self._callers[request.peer] = context.peer()
         if difference := describe_disagreement(request, self._federation, self._id):
             logger.warning("peer %d calls with other settings: %s", request.peer, difference)
         reply = peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
@@ -64,8 +65,9 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         return reply
 
     async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:
-        if (peer := self._callers.pop(context.peer(), None)) is not None:
-            self._status.follow(peer)
+        for peer, connection in self._callers.items():
+            if connection == context.peer():
+                self._status.follow(peer)
         async for state in self._status.watch(progress=request.progress):
             yield state
 

@@ -104,7 +104,8 @@ class Peer:
         return max(rounds, default=-1)
 
     def history(self) -> list[RoundRecord]:
-        lines = (self.state / "history.jsonl").read_text().splitlines()
+        path = self.state / "history.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []  # there is none before the first round
         return [RoundRecord.from_line(line) for line in lines]
 
     def manifest(self, number: int) -> Manifest:
@@ -277,6 +278,19 @@ class Peers:
             self._started
         ):  # several may have had the same state directory, of which the last one runs
             each.end()
+
+
+def up(peers: Peers, *options: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """``crad-mesh up`` with light learners; peer i keeps its state in ``out/peers/i``."""
+    path = os.pathsep.join(filter(None, [str(LIGHT), ENVIRONMENT.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "launch", "up", "--peers", str(peers.file), "--out", "out", "--threads", "1", *options],
+        cwd=peers.folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**ENVIRONMENT, "PYTHONPATH": path, "LIGHT_CONTROL": str(peers.control), "COLUMNS": "1000"},
+    )
 
 
 def assert_one_sentence(output: str, code: int, expected: ExitCode, sentence: str) -> None:

@@ -95,9 +95,11 @@ def test_a_whole_life() -> None:
         (Taught(2, 1, usable=True), [Train(2, (1, 2), ())]),
         (Published(2), []),
         (Announced(1, 2), [FetchManifest(1, 2)]),
-        (ManifestHeld(1, 2), []),  # nobody learns from the last round: no snapshot
+        (ManifestHeld(1, 2), [FetchSnapshot(1, 2)]),  # nobody learns from it, but its owner may lose its disk
         (Announced(2, 2), [FetchManifest(2, 2)]),
-        (ManifestHeld(2, 2), [Collected(2), Finish()]),
+        (ManifestHeld(2, 2), [FetchSnapshot(2, 2)]),
+        (SnapshotHeld(2, 2), []),
+        (SnapshotHeld(1, 2), [Collected(2), Finish()]),
         (LearnerUp(), []),
     ]
     for step, (event, expected) in enumerate(script):
@@ -148,8 +150,14 @@ def test_a_restarted_service_goes_on_after_its_last_round() -> None:
 def test_a_service_restarted_after_its_last_round_only_collects() -> None:
     barrier = make(published=2)
     assert feed(barrier, Announced(1, 2), Announced(2, 2)) == [FetchManifest(1, 2), FetchManifest(2, 2)]
-    assert feed(barrier, ManifestHeld(2, 2), ManifestHeld(1, 2)) == [Collected(2)]
+    assert feed(barrier, ManifestHeld(2, 2), ManifestHeld(1, 2)) == [FetchSnapshot(2, 2), FetchSnapshot(1, 2)]
+    assert feed(barrier, SnapshotHeld(2, 2), SnapshotHeld(1, 2)) == [Collected(2)]
     assert barrier.step(LearnerUp()) == [Finish()]
+
+
+def test_a_last_snapshot_that_is_refused_is_not_waited_for() -> None:
+    barrier = running(2, *arrival(1, 2)[:3], Announced(2, 2), ManifestHeld(2, 2))
+    assert barrier.step(SnapshotRefused(2, 2)) == [Collected(2), Finish()]
 
 
 MANIFESTS = [event for peer in OTHERS for event in (Announced(peer, 0), ManifestHeld(peer, 0))]
@@ -189,7 +197,7 @@ def test_a_learner_that_ends_while_it_makes_the_initial_model_makes_it_again() -
 
 
 def test_a_learner_that_ends_in_the_last_evaluation_evaluates_again() -> None:
-    barrier = running(2, *[event for peer in OTHERS for event in (Announced(peer, 2), ManifestHeld(peer, 2))])
+    barrier = running(2, *arrival(1, 2), *arrival(2, 2))
     assert feed(barrier, LearnerDown(), LearnerUp()) == [Finish()]
 
 
@@ -238,7 +246,9 @@ def test_rounds_without_teachers_wait_for_all_manifests_all_the_same() -> None:
 
 def test_teachers_are_asked_for_by_the_round_that_they_teach() -> None:
     warmup = greeted(Barrier(OTHERS, 2, lambda number: OTHERS if number > 1 else (), published=0))
-    assert feed(warmup, LearnerUp(), *MANIFESTS)[-1] == Train(1, (), ())
+    # What does not teach yet is fetched all the same, since its owner may lose its disk.
+    assert feed(warmup, LearnerUp(), *MANIFESTS)[-2:] == [FetchSnapshot(2, 0), Collected(0)]
+    assert feed(warmup, *SNAPSHOTS) == [Train(1, (), ())]
     decisions = feed(warmup, Published(1), *arrival(1, 1), *arrival(2, 1))
     assert FetchSnapshot(1, 1) in decisions
     assert decisions[-1] == Train(2, (1, 2), ())
@@ -348,7 +358,7 @@ def test_a_refused_snapshot_is_left_out_also_after_the_learner_was_lost() -> Non
             [LearnerUp(), Connected(1), Announced(2, 2), ManifestHeld(2, 2)],
             "all 2 rounds are done here; waits for the last round of peer 1",
         ),
-        (2, [LearnerUp(), ManifestHeld(1, 2), ManifestHeld(2, 2)], "all 2 rounds are done here and everywhere"),
+        (2, [LearnerUp(), *arrival(1, 2), *arrival(2, 2)], "all 2 rounds are done here and everywhere"),
     ],
 )
 def test_explain_says_what_is_waited_for(published: int, events: list[Event], sentence: str) -> None:

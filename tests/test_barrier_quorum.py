@@ -147,7 +147,8 @@ def test_a_life_with_a_peer_that_is_killed_and_comes_back() -> None:
             (Tick(90.0), []),
             (Published(4, 20.0), []),
             (Announced(1, 4, 16.0), [FetchManifest(1, 4)]),
-            (ManifestHeld(1, 4), []),
+            (ManifestHeld(1, 4), [FetchSnapshot(1, 4)]),
+            (SnapshotHeld(1, 4), []),
             (Tick(200.0), [Collected(4), Finish()]),  # the last round of peer 2 never came
         ],
     )
@@ -491,7 +492,8 @@ def test_a_peer_may_come_back_in_the_last_round() -> None:
     barrier = running(3, Announced(1, 9), Announced(2, 9))
     assert barrier.step(ManifestHeld(1, 9)) == [Rejoin(9)]
     feed(barrier, Published(9), ManifestHeld(1, 9))
-    assert barrier.step(ManifestHeld(2, 9)) == [Collected(9)]
+    assert barrier.step(ManifestHeld(2, 9)) == [FetchSnapshot(2, 9)]
+    assert feed(barrier, SnapshotHeld(1, 9), SnapshotHeld(2, 9)) == [Collected(9)]
     assert barrier.step(LearnerUp()) == [Finish()]
 
 
@@ -658,8 +660,8 @@ def test_the_last_round_of_a_peer_is_waited_for_until_its_deadline_even_without_
             "the mesh went on without this peer: its last model is published again as round 8",
         ),
         (running(9), "all 9 rounds are done here; waits for the last round of peers 1, 2, 25 s at most"),
-        (running(9, ManifestHeld(1, 9), Tick(25.0)), "all 9 rounds are done here and everywhere but at peer 2"),
-        (running(9, ManifestHeld(1, 9), ManifestHeld(2, 9)), "all 9 rounds are done here and everywhere"),
+        (running(9, *arrival(1, 9), Tick(25.0)), "all 9 rounds are done here and everywhere but at peer 2"),
+        (running(9, *arrival(1, 9), *arrival(2, 9)), "all 9 rounds are done here and everywhere"),
     ],
 )
 def test_explain_says_what_is_waited_for_and_how_long(barrier: Barrier, sentence: str) -> None:

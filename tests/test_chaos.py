@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -297,19 +298,13 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("policy", "seed"), [("all", 11), ("quorum", 12)])
 def test_real_peers_survive_real_faults(tmp_path: Path, policy: str, seed: int) -> None:
-    short = ["--count", "3", "--rounds", "12", "--seconds", "15"]
+    short = ["--count", "3", "--rounds", "8", "--faults", "6"]
     ended = crad_mesh("chaos", *short, "--policy", policy, "--seed", str(seed), "--out", "out", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     words = " ".join(ended.stdout.split())
     assert "Nothing is wrong" in words
+    assert sum(map(int, re.findall(r"(\d+) (?:kill|stop|cut)s", words))) == 6  # all that the plan has
     assert ("every round has the bytes of the undisturbed run" in words) == (policy == "all")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["complete"] is True
     assert crad_mesh("replay", "out/peers/1", cwd=tmp_path).returncode == 0
-
-
-def test_a_run_that_is_over_before_the_first_fault_proves_nothing(tmp_path: Path) -> None:
-    ended = crad_mesh("chaos", "--count", "2", "--rounds", "2", "--seconds", "0", "--out", "out", cwd=tmp_path)
-    assert ended.returncode == 9
-    assert "so nothing was tried; give more --rounds" in " ".join(ended.stderr.split())
-    assert "Nothing is wrong" not in ended.stdout

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import DEAF, Peer, Peers, assert_one_sentence, until
+from processes import DEAF, Peer, Peers, assert_one_sentence, until, up
 
 from crad_p2p.errors import ExitCode
 
@@ -125,6 +125,64 @@ def test_an_empty_directory_is_refused_and_recovered(mesh: Callable[..., Peers])
     finish(peers, [*others, back], 7)
     assert [record.round for record in back.history()] == [3, 4, 5, 6, 7]
     assert [r.snapshot_sha256 for r in back.history()][:2] == list(two_last(digests(backups[4])).values())
+
+
+def test_a_disk_lost_after_the_last_round(mesh: Callable[..., Peers]) -> None:
+    """Nobody learns from the last round, and its snapshot is with the others all the same."""
+    peers = mesh(3, rounds=4)
+    one, behind, lost = peers.run_to(3)
+    peers.tell("hold", 4, peer=1)
+    peers.tell("hold", None)
+    until(lambda: one.has(2, 4), "the last round of peer 2 is with peer 0")
+    lost.kill()
+    before = digests(lost.state)
+    shutil.rmtree(lost.state)
+
+    refused = peers.start(2)
+    sentence = f"peer 0 has had round 4 of this peer, and there is no round here: {RESTORED}.*--recover.*"
+    code = refused.ended(20)
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    back = peers.start(2, "--recover")
+    back.says("round 4 of this peer is back, from peer 0")
+    back.says("round 3 of this peer is back, from peer [01]")
+    peers.tell("hold", None, peer=1)
+    finish(peers, [one, behind, back], 4)
+    assert two_last(digests(back.state)) == two_last(before)
+
+
+def test_a_disk_lost_while_nobody_teaches_yet(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6, method={"warmup_rounds": 4})
+    others, backups = stopped_at(peers, 3)
+    shutil.rmtree(peers.state(2))
+    refused = peers.start(2)
+    sentence = f"peer [01] has had round 3 of this peer, and there is no round here: {RESTORED}.*"
+    code = refused.ended(20)
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    back = peers.start(2, "--recover")
+    back.says("learner on cpu")
+    assert digests(peers.state(2)) == two_last(digests(backups[3]))
+    finish(peers, [*others, back], 6)
+
+
+def test_up_with_recover(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6)
+    peers.tell("fail", 4, peer=1)  # so that the run ends in its middle
+    assert up(peers).returncode == ExitCode.DATA
+    peers.tell("fail", None, peer=1)
+    lost = peers.folder / "out/peers/2"
+    before = digests(lost)
+    shutil.rmtree(lost)
+    refused = up(peers)
+    assert refused.returncode == ExitCode.INCOMPLETE, refused.stdout + refused.stderr
+    assert re.match(
+        f"crad-mesh: peer 2 ended: peer [01] has had round [34] of this peer, and there is no .*{RESTORED}", refused.stderr
+    )
+    recovered = up(peers, "--recover")
+    assert recovered.returncode == ExitCode.COMPLETE, recovered.stdout + recovered.stderr
+    history = [json.loads(line) for line in (lost / "history.jsonl").read_text().splitlines()]
+    assert history[0]["round"] in (2, 3)  # the last two came back, and the rest was trained
+    assert history[-1]["round"] == 6
+    assert {record["snapshot_sha256"] for record in history} & set(before.values())
 
 
 def test_the_others_say_whom_they_wait_for(mesh: Callable[..., Peers]) -> None:
