@@ -68,7 +68,9 @@ async def measure(folder: Path, floats: int) -> int:
     await link.close()
     serving_cpu, serving_peak = served[1].ended()
     gigabytes, here = manifest.size / 1e9, peak_rss_bytes() / 1e6
-    print(f"{gigabytes:.2f} GB in {seconds:.1f} s with a restart in the middle, checked: {gigabytes / seconds:.2f} GB/s")
+    print(
+        f"{gigabytes:.2f} GB in {seconds:.1f} s with a restart in the middle, checked: {gigabytes / seconds:.2f} GB/s"
+    )
     print(f"CPU s/GB: receiving and checking {cpu / gigabytes:.2f}, serving {serving_cpu / (gigabytes / 2):.2f}")
     print(f"peak memory: receiving {here:.0f} MB, serving {serving_peak:.0f} MB, allowed {ALLOWED_MB} MB")
     print(f"bytes sent twice: {received - manifest.size}")

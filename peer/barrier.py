@@ -143,7 +143,7 @@ class Barrier:
         self.start_wait = start_wait
         self.state = State(published, dict.fromkeys(self.others, -1), start_until=now + start_wait, now=now, since=now)
         self._teachers_of = teachers_of
-        self._sources = {j for number in range(1, rounds + 1) for j in teachers_of(number)}  # whose snapshots are fetched
+        self._sources = {j for number in range(1, rounds + 1) for j in teachers_of(number)}
         self._find_teachers()
 
     @property
@@ -155,6 +155,11 @@ class Barrier:
     def teachers(self) -> tuple[int, ...]:
         """Who may teach the next round."""
         return self._teachers
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Whose snapshots are fetched: those who teach this peer in any round."""
+        return tuple(sorted(self._sources))
 
     @property
     def teachers_done(self) -> tuple[int, int]:

@@ -199,8 +199,8 @@ class Node:
 
     def _disk_failed(self, error: BaseException) -> IncompleteError:
         return IncompleteError(
-            f"{error}; all committed rounds in state directory {self._host.state_dir} are safe: mend this and start the "
-            f"same command again to continue"
+            f"{error}; all committed rounds in state directory {self._host.state_dir} are safe: mend this and start "
+            f"the same command again to continue"
         )
 
     async def _recover(self) -> None:

@@ -66,6 +66,7 @@ class Recorder:
             "quorum": asdict(barrier.quorum) if barrier.quorum else None,
             "start_wait": barrier.start_wait,
             "teachers": barrier.teachers,
+            "sources": barrier.sources,
             "state": _STATE.dump_python(barrier.state, mode="json"),
         }
         self._file.write(json.dumps({"start": start}) + "\n")
@@ -132,11 +133,11 @@ def replay(path: Path) -> Iterator[Step]:
 
 def _restore(start: dict[str, Any], teachers: dict[int, tuple[int, ...]]) -> Barrier:
     state = _STATE.validate_python(start["state"], strict=False)
-    teachers[state.published + 1] = tuple(start["teachers"])
+    teachers[state.published + 1], sources = tuple(start["teachers"]), tuple(start["sources"])
     barrier = Barrier(
         start["others"],
         start["rounds"],
-        lambda number: teachers.get(number, ()),
+        lambda number: teachers.get(number, sources),  # of rounds that are not recorded only their union matters
         state.published,
         quorum=Quorum(**start["quorum"]) if start["quorum"] else None,
         start_wait=start["start_wait"],

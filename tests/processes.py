@@ -284,7 +284,20 @@ def up(peers: Peers, *options: str, timeout: float = 60) -> subprocess.Completed
     """``crad-mesh up`` with light learners; peer i keeps its state in ``out/peers/i``."""
     path = os.pathsep.join(filter(None, [str(LIGHT), ENVIRONMENT.get("PYTHONPATH", "")]))
     return subprocess.run(
-        [sys.executable, "-P", "-m", "launch", "up", "--peers", str(peers.file), "--out", "out", "--threads", "1", *options],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "launch",
+            "up",
+            "--peers",
+            str(peers.file),
+            "--out",
+            "out",
+            "--threads",
+            "1",
+            *options,
+        ],
         cwd=peers.folder,
         capture_output=True,
         text=True,

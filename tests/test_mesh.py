@@ -129,9 +129,8 @@ def test_the_federation_file_is_never_overwritten(tmp_path):
     assert ended.returncode == 2
     assert "would be overwritten" in " ".join(ended.stderr.split())
     assert (tmp_path / "peers.yaml").read_text() == before
-    for wrong in (["--dataset", "nonsense"], ["--count", "60000"]):
-        assert mesh("init", "other.yaml", *wrong, cwd=tmp_path).returncode == 3
-        assert not (tmp_path / "other.yaml").exists()
+    assert mesh("init", "other.yaml", "--dataset", "nonsense", cwd=tmp_path).returncode == 3
+    assert not (tmp_path / "other.yaml").exists()
 
 
 def test_one_mesh_a_directory(tmp_path):
@@ -146,54 +145,39 @@ def test_one_mesh_a_directory(tmp_path):
     assert f"a mesh is already running in {tmp_path / 'taken'} (process {os.getpid()})" in second.stderr
 
 
-def test_a_stopped_run_continues_to_the_same_bytes(runs, tmp_path):
-    command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *QUICK, "--no-alone", "--out", "again"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        for line in process.stdout:  # type: ignore[union-attr]
-            if line.startswith("round 1 of"):
-                break
-        process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
-    assert process.returncode == 9, output
-    assert "run the same command again to continue" in " ".join(output.split())
-    stopped = summary(tmp_path / "again")
-    assert stopped["complete"] is False
-    assert min(peer["rounds_completed"] for peer in stopped["peers"]) >= 1
-
-    ended = mesh("up", *QUICK, "--no-alone", "--out", "again", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    expected, found = summary(runs[0]), summary(tmp_path / "again")
-    assert [p["snapshot_sha256"] for p in found["peers"]] == [p["snapshot_sha256"] for p in expected["peers"]]
-    history = [json.loads(line) for line in (tmp_path / "again" / "history.jsonl").read_text().splitlines()]
-    assert len(history) == 10 * ROUNDS  # no round was trained twice
-
-
-def test_a_killed_peer_is_started_again_and_changes_nothing(runs, tmp_path):
-    command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *QUICK, "--no-alone", "--out", "killed"]
+def test_killed_and_stopped_a_run_continues_to_the_same_bytes(tmp_path):
+    small = ["--count", "3", "--rounds", "8", "--pool", "cnn6@0.125", "--samples", "300", "--threads", "1"]
+    assert mesh("simulate", *small, "--out", "expected", cwd=tmp_path).returncode == 0
+    command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *small, "--no-alone", "--out", "run"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         lines = []
         for line in process.stdout:  # type: ignore[union-attr]
             lines.append(line)
             if line.startswith("round 1 of"):
-                for name, peer in (("service", 2), ("learner", 5)):
-                    os.kill(
-                        int((tmp_path / "killed" / "peers" / str(peer) / f"{name}.pid").read_text()), signal.SIGKILL
-                    )
-        process.wait(timeout=240)
+                for name, peer in (("service", 2), ("learner", 0)):
+                    os.kill(int((tmp_path / f"run/peers/{peer}/{name}.pid").read_text()), signal.SIGKILL)
+            elif line.startswith("round 3 of"):
+                process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
     finally:
         process.kill()
     output = "".join(lines)
-    assert process.returncode == 0, output
+    assert process.returncode == 9, output
     assert "peer 2 was killed by SIGKILL; starting it again" in output
-    log = (tmp_path / "killed" / "peers" / "5" / "log.txt").read_text()
+    log = (tmp_path / "run/peers/0/log.txt").read_text()
     assert "the learner process was killed by SIGKILL; starting it again" in log
-    assert [p["snapshot_sha256"] for p in summary(tmp_path / "killed")["peers"]] == [
-        p["snapshot_sha256"] for p in summary(runs[0])["peers"]
-    ]
+    assert "run the same command again to continue" in " ".join(output.split())
+    stopped = summary(tmp_path / "run")
+    assert stopped["complete"] is False
+    assert min(peer["rounds_completed"] for peer in stopped["peers"]) >= 3
+
+    ended = mesh("up", *small, "--no-alone", "--out", "run", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    expected, found = summary(tmp_path / "expected"), summary(tmp_path / "run")
+    assert [p["snapshot_sha256"] for p in found["peers"]] == [p["snapshot_sha256"] for p in expected["peers"]]
+    history = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
+    assert len(history) == 3 * 8  # no round was trained twice
 
 
 def test_no_process_is_left_behind(runs):

@@ -175,7 +175,8 @@ def test_up_with_recover(mesh: Callable[..., Peers]) -> None:
     refused = up(peers)
     assert refused.returncode == ExitCode.INCOMPLETE, refused.stdout + refused.stderr
     assert re.match(
-        f"crad-mesh: peer 2 ended: peer [01] has had round [34] of this peer, and there is no .*{RESTORED}", refused.stderr
+        f"crad-mesh: peer 2 ended: peer [01] has had round [34] of this peer, and there is no .*{RESTORED}",
+        refused.stderr,
     )
     recovered = up(peers, "--recover")
     assert recovered.returncode == ExitCode.COMPLETE, recovered.stdout + recovered.stderr
