@@ -98,7 +98,10 @@ def build_model(arch: str, *, classes: int, channels: int, device: torch.device 
     name, width = parse_architecture(arch)
     with torch.device("meta"):
         model = _BUILDERS[name](classes, channels, width)
-    return model if str(device) == "meta" else model.to_empty(device=device)
+    if str(device) != "meta":  # not by to_empty, which imports the symbolic algebra of torch's compiler
+        tensors = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in model.state_dict().items()}
+        model.load_state_dict(tensors, assign=True)
+    return model
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from crad_p2p.errors import DivergedError
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
+from crad_p2p.sgd import Sgd
 from crad_p2p.snapshot import SnapshotError
 from crad_p2p.statistics import measure
 from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterior_of_logits
@@ -101,9 +102,9 @@ class Client:
         self._teachers: dict[int, Manifest] = {}
         self._skeletons: dict[str, nn.Module] = {}
         self.model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0], device=device)
-        self._optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=federation.training.learning_rate,
+        self._optimizer = Sgd(
+            dict(self.model.named_parameters()),
+            federation.training.learning_rate,
             momentum=federation.training.momentum,
             weight_decay=federation.training.weight_decay,
         )
@@ -130,18 +131,16 @@ class Client:
         """
         tensors, momentum = weights.decode(snapshot), weights.decode(checkpoint)
         weights.check_values(tensors)
-        parameters = dict(self.model.named_parameters())
-        shapes = {_MOMENTUM + name: parameter.shape for name, parameter in parameters.items()}
+        shapes = {_MOMENTUM + name: parameter.shape for name, parameter in self.model.named_parameters()}
         if momentum and {name: buffer.shape for name, buffer in momentum.items()} != shapes:
             raise SnapshotError(f"checkpoint of round {round_number} is not of {self.arch}")
         try:
             self.model.load_state_dict(tensors)
         except RuntimeError as error:
             raise SnapshotError(f"snapshot of round {round_number} is not of {self.arch}: {error}") from None
-        self._optimizer.state.clear()
-        for name, buffer in momentum.items():
-            parameter = parameters[name.removeprefix(_MOMENTUM)]
-            self._optimizer.state[parameter]["momentum_buffer"] = buffer.to(self.device)
+        self._optimizer.buffers = {
+            name.removeprefix(_MOMENTUM): buffer.to(self.device) for name, buffer in momentum.items()
+        }
         self.round = round_number
 
     def open_round(self) -> None:
@@ -222,14 +221,7 @@ class Client:
 
     def checkpoint(self) -> bytes:
         """What :meth:`restore` needs besides the snapshot: the optimiser's momentum. Random draws need no state."""
-        state = self._optimizer.state
-        return weights.encode(
-            {
-                _MOMENTUM + name: state[parameter]["momentum_buffer"]
-                for name, parameter in self.model.named_parameters()
-                if parameter in state
-            }
-        )
+        return weights.encode({_MOMENTUM + name: buffer for name, buffer in self._optimizer.buffers.items()})
 
     def evaluate(self, snapshot: bytes) -> Evaluation:
         """Accuracy of one of this client's snapshots on the global test set and on its own test samples."""
@@ -249,8 +241,7 @@ class Client:
     def _train_once(self, epoch: LocalEpoch, targets: Targets, learning_rate: float) -> EpochLog:
         # Set for every attempt, so that a lower one does not outlive its round. The momentum is of gradients, not of
         # steps, so it is slowed down with them.
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        self._optimizer.learning_rate = learning_rate
         return train_epoch(
             self.model,
             self._optimizer,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from crad_p2p.aggregation import Aggregation
 from crad_p2p.data.epoch import LocalEpoch
 from crad_p2p.federation import MethodSettings, TrainingSettings
+from crad_p2p.sgd import Sgd
 from crad_p2p.teachers import Progress
 
 #: Gives the targets of a batch, from the batch's place in the epoch and the student's logits, or None: own labels only.
@@ -54,7 +55,7 @@ class EpochLog:
 
 def train_epoch(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Sgd,
     epoch: LocalEpoch,
     targets: Targets,
     method: MethodSettings,
@@ -80,7 +81,7 @@ def train_epoch(
             )
             hit = aggregation.target.argmax(-1) == labels.to(aggregation.target.device)
             sums[1:] += torch.stack([aggregation.mass, aggregation.mass < 0.5, hit]).double().sum(-1).cpu()
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         optimizer.step()

@@ -19,6 +19,7 @@ from crad_p2p.data.partition import Split
 from crad_p2p.distillation import EpochLog, distillation_loss, train_epoch
 from crad_p2p.federation import MethodSettings, TrainingSettings, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.sgd import Sgd
 
 CPU = torch.device("cpu")
 
@@ -165,7 +166,7 @@ def run_epoch(
     model.eval()  # as validation leaves it
     log = train_epoch(
         model,
-        torch.optim.SGD(model.parameters(), rate, **sgd),
+        Sgd(dict(model.named_parameters()), rate, **{"momentum": 0.0, "weight_decay": 0.0, **sgd}),
         local_epoch(),
         give,
         MethodSettings(temperature=T, distillation_weight=weight),
@@ -227,7 +228,7 @@ def test_targets_are_asked_for_batch_by_batch_with_the_students_logits() -> None
     model = Linear()
     train_epoch(
         model,
-        torch.optim.SGD(model.parameters(), 0.5),
+        Sgd(dict(model.named_parameters()), 0.5, momentum=0.0, weight_decay=0.0),
         local_epoch(),
         give,
         MethodSettings(),
@@ -243,7 +244,7 @@ def test_an_epoch_without_a_batch_changes_nothing() -> None:
     model = Linear()
     log = train_epoch(
         model,
-        torch.optim.SGD(model.parameters(), 0.5),
+        Sgd(dict(model.named_parameters()), 0.5, momentum=0.0, weight_decay=0.0),
         local_epoch(1, ()),
         targets,
         MethodSettings(),

@@ -52,9 +52,10 @@ SETTINGS: dict[str, Any] = {
 }
 #: Seconds after which a mesh has hung: ten times what it takes on two cores.
 PATIENCE = 500.0
-#: Longer than what ends a call, a stream or a link to a peer that is silent: 20, 30 and 8 + 4 seconds. The start wait
-#: and the linger time do not run between the first round and the last.
+#: Longer than every wait: what ends a call, a stream or a link to a peer that is silent takes 20, 30 and 3 + 4 seconds,
+#: and the start wait and the linger time are set to 30.
 STOPPED = 31.5
+WAITS = {"CRAD_START_WAIT": "30", "CRAD_LINGER": "30"}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -106,9 +107,9 @@ class Mesh:
         self.starts[i].append(Peer(self.folder, *options, state=state, **environment))
         return self.starts[i][-1]
 
-    def start_all(self) -> None:
+    def start_all(self, **environment: str) -> None:
         for i in self.starts:
-            self.start(i)
+            self.start(i, **environment)
 
     def now(self, i: int) -> Peer:
         """The newest start of a peer."""
@@ -429,7 +430,7 @@ def waited_for(explanation: str) -> set[int]:
 
 def test_stopped_for_longer_than_every_wait(tmp_path: Path, undisturbed: Undisturbed) -> None:
     with mesh_of(tmp_path) as mesh:
-        mesh.start_all()
+        mesh.start_all(**WAITS)
         mesh.until(lambda: all(mesh.now(i).last_round() >= 1 for i in mesh.starts), "round 1 everywhere")
         service, learner, whole, killed = 1, 2, 3, 4
         processes = {

@@ -141,8 +141,7 @@ class Diverging:
         self._client, self._times, self._poison, self._value = client, times, poison, value
 
     def __call__(self, model: Any, optimizer: Any, *arguments: Any) -> EpochLog:
-        (group,) = optimizer.param_groups
-        self.rates.append(group["lr"])
+        self.rates.append(optimizer.learning_rate)
         log = train_epoch(model, optimizer, *arguments)
         if len(self.rates) <= self._times:
             self._poison(self._client, log, self._value)
