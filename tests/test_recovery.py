@@ -423,6 +423,19 @@ def test_rounds_that_nobody_keeps_any_more_cannot_be_recovered(mesh: Callable[..
     assert_one_sentence(back.output, code, ExitCode.INCOMPLETE, sentence)
 
 
+def test_a_holder_whose_manifest_has_another_digest_is_passed_over(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=7)
+    others, backups = stopped_at(peers, 4)
+    shutil.rmtree(peers.state(2))
+    path = others[0].state / "received/000004/2.json"
+    path.write_text(path.read_text().replace(json.loads(path.read_text())["sha256"], "0" * 64))
+    back = peers.start(2, "--recover")
+    back.says("round 4 of this peer is back, from peer 1")
+    back.says("learner on cpu")
+    assert digests(peers.state(2)) == two_last(digests(backups[4]))
+    finish(peers, [*others, back], 7)
+
+
 def test_two_different_memories_of_one_round_are_not_chosen_from(mesh: Callable[..., Peers]) -> None:
     peers = mesh(3, rounds=6)
     others, _ = stopped_at(peers, 4)
