@@ -7,8 +7,9 @@ for every other data set the setting of the paper (ten peers, 300 rounds, full-w
 from __future__ import annotations
 
 import os
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _DEMONSTRATION_PROFILE: dict[str, Any] = {
     "alpha": 1.0,
     "training": {"batch_size": 16, "learning_rate": 0.02, "evaluate_every": 10},
 }
+#: Below those that Linux and macOS give to connections that go out.
+_PORTS = range(20_000, 32_768)
 _PAPER_PROFILE: dict[str, Any] = {"pool": POOL, "rounds": 300, "alpha": 0.3, "training": {}}
 
 
@@ -95,14 +98,29 @@ def data_directory(peers: Path | None, data_dir: Path | None) -> Path:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses that nobody listens on, chosen by the system."""
-    with ExitStack() as held:  # all at once, so that they differ
-        addresses = []
-        for _ in range(count):
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            addresses.append(f"127.0.0.1:{probe.getsockname()[1]}")
-        return addresses
+    """Loopback addresses that nobody listens on; see :func:`free_ports`."""
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of 127.0.0.1 on which nobody listens.
+
+    Not chosen by the system: those it also gives to connections that go out, so a peer which is started again could
+    find its port taken.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    free: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(free) == count:
+            break
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            free.append(port)
+    if len(free) < count:
+        raise UsageError(f"{count} peers need as many ports of 127.0.0.1, and {len(free)} are free; use fewer peers")
+    return free
 
 
 def write_federation(federation: Federation, path: Path) -> None:

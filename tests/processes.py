@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import yaml
 from crad_p2p.errors import ExitCode
 from crad_p2p.manifest import Manifest
 from crad_p2p.results import PeerResult, RoundRecord
+from launch.quick import free_ports
 from peer.events import Connected
 from peer.recorder import FILE, replay
 from peer.store import Store
@@ -41,15 +40,6 @@ DEAF = (
     "-c",
     "import peer.exchange, peer.cli; peer.exchange.refuse_rollback = lambda *_: None; peer.cli.main()",
 )
-
-
-def free_ports(count: int) -> list[int]:
-    """So many different ports that nobody listens on."""
-    with ExitStack() as probes:
-        opened = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in opened:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in opened]
 
 
 def free_port() -> int:
