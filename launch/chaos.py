@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -32,6 +32,10 @@ from peer.waiting import within
 _SETTLE, _A_ROUND = 120.0, 10.0
 #: Seconds between two looks at how far the rounds are.
 _LOOK = 0.05
+#: Seconds that a fault waits for a process to hit: longer than a killed peer stays away.
+_WAIT = 6.0
+#: Seconds after which those who have finished come back for one that has not.
+_STRANDED = 15.0
 #: Bytes a second of a slow link.
 _SLOW = 50_000
 _FINISHED = (ExitCode.COMPLETE, ExitCode.RESERVATIONS)
@@ -39,9 +43,10 @@ _FINISHED = (ExitCode.COMPLETE, ExitCode.RESERVATIONS)
 
 @dataclass
 class Report:
-    """What a run was put through."""
+    """What a run was put through. ``missed`` counts the kills and stops that found no process."""
 
     faults: Counter[str] = field(default_factory=Counter)
+    missed: int = 0
     faulty_seconds: float = 0.0
     settling_seconds: float = 0.0
     starts: Counter[int] = field(default_factory=Counter)
@@ -68,8 +73,10 @@ class Chaos:
         self._note = note
         self._links: dict[tuple[int, int], Proxy] = {}
         self._services: dict[int, asyncio.subprocess.Process] = {}
-        self._stopped: set[int] = set()  # process ids
+        self._stopped: Counter[int] = Counter()  # process ids, and how many stops last there
+        self._broken: dict[Proxy, list[Fault]] = defaultdict(list)  # the cuts that last there
         self._away: dict[int, float] = {}  # peer -> until when it is not started again
+        self._all_ended = asyncio.Event()
         self.report = Report()
 
     async def run(self) -> Report:
@@ -115,17 +122,37 @@ class Chaos:
     # --- peers -----------------------------------------------------------------------------------------------------
 
     async def _keep(self, peer: int) -> None:
-        """Start a peer, and again whenever it is killed, until it has finished."""
+        """Start a peer, and again whenever it is killed, until it has finished; and until all have."""
         while True:
             self.report.starts[peer] += 1
             process = self._services[peer] = await self._start(peer)
             status = await process.wait()
-            if status in _FINISHED:
-                self.report.endings[peer] = status
-                return
-            if status > 0:
+            if status > 0 and status not in _FINISHED:
                 raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer)}")
+            if status in _FINISHED:
+                self.report.endings.setdefault(peer, status)
+                if len(self.report.endings) == len(self._federation.ids):
+                    self._all_ended.set()
+                if not await self._is_needed(peer):
+                    return
             await asyncio.sleep(max(0.0, self._away.pop(peer, 0.0) - time.monotonic()))
+
+    async def _is_needed(self, peer: int) -> bool:
+        """Whether a peer that has finished is to be started again.
+
+        Under policy ``quorum`` the others may have finished and left while one was away; as docs/quorum.md says, they
+        are started again for it.
+        """
+        while True:
+            before = len(self.report.endings)
+            try:
+                await within(_STRANDED, self._all_ended.wait())
+            except TimeoutError:
+                if self._federation.barrier.policy == "quorum" and len(self.report.endings) == before:
+                    self._note(f"peer {peer} is started again for one that has not finished")
+                    return True
+            else:
+                return False
 
     async def _start(self, peer: int) -> asyncio.subprocess.Process:
         folder = peer_dir(self._out, peer)
@@ -155,19 +182,13 @@ class Chaos:
     async def _disturb(self) -> None:
         """Let the plan happen."""
         start = time.monotonic()
-        inflicted: list[asyncio.Task[None]] = []
-        for k, fault in enumerate(islice(plan(self._federation.ids, self._seed), self._faults)):
-            await self._until(time.monotonic() + fault.after, 1 + k * (self._federation.rounds - 2) // self._faults)
-            if min(self._last_rounds()) == self._federation.rounds:
-                break
-            self._note(f"{time.monotonic() - start:5.1f} s, {self._span()}: {fault}")
-            self.report.faults[fault.kind] += 1
-            inflicted.append(asyncio.create_task(self._inflict(fault)))
-        for task in inflicted:
-            task.cancel()
-        for ended in await asyncio.gather(*inflicted, return_exceptions=True):
-            if isinstance(ended, Exception):
-                raise ended  # a fault that could not be inflicted must not count as one that was survived
+        async with asyncio.TaskGroup() as inflicted:
+            for k, fault in enumerate(islice(plan(self._federation.ids, self._seed), self._faults)):
+                await self._until(time.monotonic() + fault.after, 1 + k * (self._federation.rounds - 2) // self._faults)
+                if min(self._last_rounds()) == self._federation.rounds:
+                    break
+                self._note(f"{time.monotonic() - start:5.1f} s, {self._span()}: {fault}")
+                inflicted.create_task(self._inflict(fault))
         self._mend()
         self.report.faulty_seconds = time.monotonic() - start
 
@@ -183,31 +204,48 @@ class Chaos:
         return f"round {last}" if first == last else f"rounds {max(0, first)} to {last}"
 
     async def _inflict(self, fault: Fault) -> None:
-        """Do it, and undo it when its time is over."""
-        if fault.kind == "kill":
-            for peer in fault.peers:
-                if fault.how != "learner":
-                    self._away[peer] = time.monotonic() + fault.lasts
-                self._signal(peer, fault.how, signal.SIGKILL)
-        elif fault.kind == "stop":
-            for peer in fault.peers:
-                self._signal(peer, fault.how, signal.SIGSTOP)
-            await asyncio.sleep(fault.lasts)
-            for peer in fault.peers:
-                self._signal(peer, "both", signal.SIGCONT)
-        else:
-            for link in self._parted(fault):
+        """Do it, and undo it when its time is over, if no other fault still lasts there."""
+        if fault.kind == "cut":
+            self.report.faults["cut"] += 1
+            links = list(self._parted(fault))
+            for link in links:
+                self._broken[link].append(fault)
                 _break(link, fault.how)
             await asyncio.sleep(fault.lasts)
-            for link in self._parted(fault):
+            for link in links:
+                self._broken[link].remove(fault)
                 link.heal()
+                for other in self._broken[link]:
+                    _break(link, other.how)
+            return
+        pids = await self._processes(fault)
+        if not pids:
+            self.report.missed += 1
+            return
+        self.report.faults[fault.kind] += 1
+        if fault.kind == "kill":
+            if fault.how != "learner":
+                self._away.update(dict.fromkeys(fault.peers, time.monotonic() + fault.lasts))
+            for pid in pids:
+                _signal(pid, signal.SIGKILL)
+            return
+        for pid in pids:
+            self._stopped[pid] += 1
+            _signal(pid, signal.SIGSTOP)
+        await asyncio.sleep(fault.lasts)
+        for pid in pids:
+            self._stopped[pid] -= 1
+            if not self._stopped[pid] and _belongs(pid, self._out):
+                _signal(pid, signal.SIGCONT)
 
-    def _signal(self, peer: int, how: str, number: signal.Signals) -> None:
-        for pid in self._pids(peer, how):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-            if number == signal.SIGSTOP:
-                self._stopped.add(pid)
+    async def _processes(self, fault: Fault) -> list[int]:
+        """What a kill or stop hits; waited for, if nothing of it is there just now."""
+        deadline = time.monotonic() + _WAIT
+        while True:
+            pids = [pid for peer in fault.peers for pid in self._pids(peer, fault.how)]
+            if pids or time.monotonic() > deadline:
+                return pids
+            await asyncio.sleep(_LOOK)
 
     def _parted(self, fault: Fault) -> Iterator[Proxy]:
         for (i, j), link in self._links.items():
@@ -220,11 +258,9 @@ class Chaos:
         self._away.clear()
         for link in self._links.values():
             link.heal()
-        for peer in self._federation.ids:
-            self._signal(peer, "both", signal.SIGCONT)
-        for pid in self._stopped:  # a learner whose service was killed meanwhile
+        for pid in self._stopped:
             if _belongs(pid, self._out):
-                os.kill(pid, signal.SIGCONT)
+                _signal(pid, signal.SIGCONT)
 
     async def _settle(self, peers: list[asyncio.Task[None]]) -> None:
         start, left = time.monotonic(), self._federation.rounds - max(0, min(self._last_rounds()))
@@ -246,6 +282,11 @@ class Chaos:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _break(link: Proxy, how: str) -> None:

@@ -68,7 +68,8 @@ def _teachers(
         if record.skipped_rounds:
             continue
         expected = federation.teachers_of(peer, record.round)
-        named = sorted(record.teachers + record.missing_teachers + record.quarantined_teachers)
+        quarantined = tuple(j for j in record.quarantined_teachers if j in expected)  # others do not teach yet
+        named = sorted(record.teachers + record.missing_teachers + quarantined)
         where = f"peer {peer}, round {record.round}"
         if named != list(expected):
             yield f"{where}: peers {list(expected)} may teach, and its history names {named}"
@@ -80,7 +81,10 @@ def _teachers(
 
 
 def _manifests(peer: int, store: Store, published: Mapping[tuple[int, int], str]) -> Iterable[str]:
-    """What is on any disk, and what it says it was taught by, is what its owner published."""
+    """What is on any disk is whole, and what it says, also of those it was taught by, is what its owner published."""
+    for number in store.kept_rounds():
+        if reason := store.damage(number):
+            yield f"peer {peer}: {store.round_dir(number)} is damaged ({reason})"
     own = [store.manifest(number) for number in store.kept_rounds()]
     received = [
         store.received_manifest(other, number)

@@ -121,7 +121,7 @@ def up(
     threads = threads or default_threads(len(federation.peers))
     with_alone = (peers is None if alone is None else alone) and federation.method.name != "local"
     finished = _finished(out, federation, "grpc")
-    if finished is None:
+    if finished is None or recover:
         if download:
             _download(federation, data_dir)
         _announce(console, federation, out, threads)
@@ -257,13 +257,15 @@ def chaos(
     write_results(out, *collect(federation, out, time.monotonic() - start))
     wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
     kinds = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
+    kinds += f", and {report.missed} that found no process" if report.missed else ""
     note(
         f"Faults: {kinds} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
         f"finished {report.settling_seconds:.0f} s after everything was mended."
     )
-    if report.faults.total() < faults:
+    tried = report.faults.total() + report.missed
+    if tried < faults:
         raise IncompleteError(
-            f"all {rounds} rounds were done after {report.faults.total()} of {faults} faults, so too little was tried; "
+            f"all {rounds} rounds were done after {tried} of {faults} faults, so too little was tried; "
             f"give more --rounds"
         )
     if wrong:

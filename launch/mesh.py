@@ -38,7 +38,7 @@ class Mesh:
     Args:
         peers_file: the federation file that every peer reads.
         out: DIR; peer i keeps its state in DIR/peers/i and its log in DIR/peers/i/log.txt.
-        recover: start every peer with --recover, which changes nothing where nothing was lost.
+        recover: start every peer with --recover, which changes nothing where nothing was lost; again only without.
 
     Attributes:
         reservations: last words of the peers that finished with reservations (exit code 11).
@@ -61,7 +61,7 @@ class Mesh:
         self._peers_file = peers_file
         self._out = out
         self._options = ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
-        self._options += ["--recover"] if recover else []
+        self._recover = recover
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self.reservations: dict[int, str] = {}
@@ -96,8 +96,10 @@ class Mesh:
     async def _keep(self, peer: int) -> None:
         """Run one peer; start it again when something killed it."""
         kills, reached = 0, -1
+        recover = self._recover
         while kills < _MAX_STARTS:
-            status = await self._run_once(peer)
+            status = await self._run_once(peer, ["--recover"] if recover else [])
+            recover = recover and Store(peer_dir(self._out, peer)).last_round() < 0  # killed before it was done
             if status == ExitCode.COMPLETE:
                 return
             if status == ExitCode.RESERVATIONS:
@@ -128,11 +130,11 @@ class Mesh:
         barrier, size = self._federation.barrier, len(self._federation.peers)
         return barrier.policy == "quorum" and size - len({*self.failed, peer}) >= barrier.quorum(size)[0]
 
-    async def _run_once(self, peer: int) -> int:
+    async def _run_once(self, peer: int, more: list[str]) -> int:
         folder = peer_dir(self._out, peer)
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(self._peers_file)]
-        command += ["--state-dir", str(folder), *self._options]
+        command += ["--state-dir", str(folder), *self._options, *more]
         with (folder / "log.txt").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
             process = await asyncio.create_subprocess_exec(

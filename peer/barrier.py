@@ -44,6 +44,7 @@ from peer.events import (
     OpenRound,
     Published,
     Rejoin,
+    Release,
     SnapshotHeld,
     SnapshotRefused,
     Taught,
@@ -110,6 +111,7 @@ class State:
     taught: dict[int, bool] = field(default_factory=dict)
     training: bool = False
     finished: bool = False
+    released: bool = False
 
 
 class Barrier:
@@ -165,7 +167,9 @@ class Barrier:
     def teachers_done(self) -> tuple[int, int]:
         """How many of this round's teachers the learner has run, and how many there are."""
         s = self.state
-        expected = len(self._teachers) - len(s.refused) if s.chosen is None else len(s.chosen)
+        expected = (
+            len(self._teachers) - len(s.refused.intersection(self._teachers)) if s.chosen is None else len(s.chosen)
+        )
         return len(s.taught), expected
 
     @property
@@ -298,11 +302,13 @@ class Barrier:
         decisions += self._fetches()
         if s.chosen is None and self._is_time_to_choose():
             self._choose()
-        has_all_manifests = s.published < self.rounds and s.manifests.issuperset(self.others)
-        if s.collected < s.published and (s.chosen is not None or has_all_manifests):
+        if s.collected < s.published and (s.chosen is not None or s.manifests.issuperset(self.others)):
             s.collected = s.published
             decisions.append(Collected(s.published))
         if s.published == self.rounds:
+            if s.chosen is not None and not s.released:
+                s.released = True
+                decisions.append(Release())
             if s.collected == self.rounds and s.learner_up and not s.finished:
                 s.finished = True
                 decisions.append(Finish())
@@ -367,7 +373,8 @@ class Barrier:
         return j in s.manifests and (j not in self._sources or j in s.snapshots or j in s.refused)
 
     def _pending(self) -> list[int]:
-        lost = self.state.gone if self.quorum else ()
+        s = self.state
+        lost = s.gone if self.quorum else s.gone & s.manifests  # its owner has left after the last round
         return [j for j in self.others if not self._has_arrived(j) and j not in lost]
 
     def _is_present(self, j: int) -> bool:
@@ -440,7 +447,7 @@ class Barrier:
         s = self.state
         teachers = tuple(j for j in self._teachers if j in chosen and s.taught[j])
         others = [j for j in self._teachers if j not in teachers]
-        quarantined = tuple(j for j in others if j in chosen or j in s.refused)
+        quarantined = tuple(sorted({j for j in others if j in chosen} | s.refused.difference(teachers)))
         missing = tuple(j for j in others if j not in quarantined)
         stale = tuple((j, chosen[j][0]) for j in teachers if chosen[j][1] < s.published)
         return Train(s.published + 1, teachers, quarantined, missing, stale)

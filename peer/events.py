@@ -72,7 +72,7 @@ class SnapshotRefused:
 
 @dataclass(frozen=True)
 class Gone:
-    """A peer does not keep this round (any more): it will never be here."""
+    """A peer does not keep this round (any more), or has left after the last one: its snapshot will not come."""
 
     peer: int
     round: int
@@ -166,7 +166,8 @@ class Collected:
 class Train:
     """The barrier is passed: train this round.
 
-    ``teachers`` and ``quarantined`` (refused) and ``missing`` are all others that may teach, each once, ascending.
+    ``teachers`` and ``quarantined`` (refused) and ``missing`` are all others that may teach, each once, ascending;
+    ``quarantined`` also names those who may not teach yet and whose snapshot was refused.
     ``stale`` names those teachers whose weights are older than the last round, with the round of their snapshot.
     """
 
@@ -196,8 +197,23 @@ class Finish:
     """The last round is published here and collected from everybody who is waited for."""
 
 
+@dataclass(frozen=True)
+class Release:
+    """Everything that this peer wants of the others is here, snapshots of the last round included: they may leave."""
+
+
 Decision = (
-    FetchManifest | FetchSnapshot | MakeInitialModel | OpenRound | Teach | Collected | Train | Rejoin | GiveUp | Finish
+    FetchManifest
+    | FetchSnapshot
+    | MakeInitialModel
+    | OpenRound
+    | Teach
+    | Collected
+    | Train
+    | Rejoin
+    | GiveUp
+    | Finish
+    | Release
 )
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

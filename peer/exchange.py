@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +52,6 @@ class Exchange:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         may_lose: bool,
     ) -> None:
-        self.transfer_seconds = 0.0
         self.collected_by = {peer: -1 for peer in federation.ids if peer != own_id}
         self._federation = federation
         self._id = own_id
@@ -67,12 +65,13 @@ class Exchange:
         self._newest: dict[int, Manifest] = {}
         self._shown: dict[int, tuple[int, bytes]] = {}
         self._behind: set[int] = set()
+        self._left: set[int] = set()  # they said so
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(_PARALLEL_FETCHES)
         self._intake: Intake
         self._intake_known = asyncio.Event()
         self._seen_saved = asyncio.Lock()
         self._seen_unsaved = False
+        slots = asyncio.Semaphore(_PARALLEL_FETCHES)
         self._links = {
             peer: Link(
                 federation,
@@ -82,6 +81,7 @@ class Exchange:
                 on_hello=self._on_hello,
                 on_state=self._on_state,
                 on_connection=lambda j, up: tell(e.Connected(j) if up else e.Disconnected(j)),
+                slots=slots,
             )
             for peer in self.collected_by
         }
@@ -90,6 +90,11 @@ class Exchange:
     def bytes_received(self) -> int:
         """Snapshot bytes from all others since the start."""
         return sum(link.bytes_received for link in self._links.values())
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Seconds that transfers took since the start; of those that ran at the same time each counts."""
+        return sum(link.transfer_seconds for link in self._links.values())
 
     def watch(self) -> list[asyncio.Task[None]]:
         """Begin to follow all others. What is on disk of them counts as announced: it need not be asked for."""
@@ -123,7 +128,9 @@ class Exchange:
         self._compare_data(peer)
         self._compare_round(peer, state.round)
         self._compare_manifest(peer)
-        self.collected_by[peer] = max(self.collected_by[peer], state.collected)
+        self.collected_by[peer] = state.collected
+        if state.leaving:
+            self._lose_last(peer)
         self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
 
     def _compare_data(self, peer: int) -> None:
@@ -168,11 +175,21 @@ class Exchange:
 
     def fetch(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
         """Begin to fetch; told as held, refused or gone."""
+        if what.peer in self._left and what == e.FetchSnapshot(what.peer, self._federation.rounds):
+            self._tell(e.Gone(what.peer, what.round))
+            return
         under_way = self._fetches.get(what)
         if under_way is not None and not under_way.done():  # asked for again in the next round: it will tell
             return
         task = self._fetches[what] = self._spawn(self._fetch_or_lose(what))
         task.add_done_callback(lambda done: self._fetches.pop(what) if self._fetches.get(what) is done else None)
+
+    def _lose_last(self, peer: int) -> None:
+        """A peer has left: what is not here of its last round, which nobody learns from, will not come any more."""
+        self._left.add(peer)
+        if (task := self._fetches.get(e.FetchSnapshot(peer, self._federation.rounds))) is not None:
+            task.cancel()
+        self._tell(e.Gone(peer, self._federation.rounds))
 
     async def forget_before(self, number: int) -> None:
         """End fetches of older rounds: nobody waits for them any more, and their files are about to be deleted."""
@@ -201,6 +218,8 @@ class Exchange:
         if manifest is None:
             manifest = self._watched_manifest(peer, number) or await self._links[peer].manifest(number, self._intake)
             self._store.save_received_manifest(manifest)
+        if number == self._federation.rounds:  # when its owner has left it cannot be fetched again
+            await asyncio.to_thread(self._store.make_received_durable, peer, number)
         self._examine(manifest)
         if peer not in self._newest or self._newest[peer].round < number:
             self._newest[peer] = manifest
@@ -209,16 +228,18 @@ class Exchange:
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
         path = self._store.received_snapshot_path(peer, number)
         manifest = self._store.received_manifest(peer, number)
+        if self._store.is_refused(manifest):  # before an earlier end of this process
+            self._tell(e.SnapshotRefused(peer, number))
+            return
         if not await self._holds_snapshot(path, manifest):
-            async with self._slots:
-                start = time.monotonic()
-                try:
-                    manifest = await self._download(manifest, path)
-                except SnapshotError as error:
-                    logger.warning("the snapshot of peer %d is not used: %s", peer, error)
-                    self._tell(e.SnapshotRefused(peer, number))
-                    return
-                self.transfer_seconds += time.monotonic() - start
+            try:
+                manifest = await self._download(manifest, path)
+            except SnapshotError as error:
+                logger.warning("the snapshot of peer %d is not used: %s", peer, error)
+                self._tell(e.SnapshotRefused(peer, number))
+                return
+        if number == self._federation.rounds:
+            await asyncio.to_thread(self._store.make_received_durable, peer, number)
         await self._remember(manifest)
         self._tell(e.SnapshotHeld(peer, number, manifest.model_round))
 

@@ -51,7 +51,8 @@ class LearnerProcess:
         """What it says, until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            yield json.loads(line)
+            if line.endswith(b"\n"):  # a killed process can leave half a line
+                yield json.loads(line)
 
     async def wait(self) -> int:
         """Exit status, negative for a signal."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +49,8 @@ class Link:
             :meth:`watch`.
         on_state: called with every state the peer sends.
         on_connection: called with True when the link comes up and False when it goes down.
+        slots: limits the transfers that run at the same time; held while one runs, and not between two attempts, so
+            that peers which are away do not keep others from being served.
     """
 
     def __init__(
@@ -60,9 +63,12 @@ class Link:
         on_hello: Callable[[int, peer_pb2.HelloReply], None] = lambda *_: None,
         on_state: Callable[[int, peer_pb2.PeerState], None] = lambda *_: None,
         on_connection: Callable[[int, bool], None] = lambda *_: None,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
         self.peer = peer
         self.bytes_received = 0
+        self.transfer_seconds = 0.0
+        self._slots = slots or asyncio.Semaphore(1)
         self._address = federation.peer(peer).address
         self._federation = federation
         self._own_id = own_id
@@ -93,6 +99,7 @@ class Link:
                 attempt.succeeded()
                 async with self._call() as stub:
                     if await self._follow(stub):
+                        self._on_connection(self.peer, False)
                         return
                 reason = "it ended the stream"
             except _CallError as error:
@@ -152,7 +159,7 @@ class Link:
         what = f"snapshot of round {manifest.round} of peer {manifest.peer}"
         async for attempt in _attempts():
             try:
-                async with self._call() as stub:
+                async with self._slots, self._timed(), self._call() as stub:
                     await self._download(stub, manifest, partial)
                 await self._check(intake, partial, manifest)
                 fail_point("snapshot-received", manifest.round)
@@ -224,6 +231,14 @@ class Link:
             line.calls -= 1
             if line is not self._line and not line.calls:
                 await line.channel.close()
+
+    @asynccontextmanager
+    async def _timed(self) -> AsyncIterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.transfer_seconds += time.monotonic() - start
 
     def _redial(self, line: _Line) -> None:
         if line is self._line:

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 _MAX_LEARNER_STARTS = 5
 #: Seconds after which an unchanged situation is worth a line in the log.
 _LONG = 30.0
+#: Seconds that a peer which had finished serves when it is started again, for one that has lost its disk since.
+_RETURN = 10.0
 #: Seconds that watchers get to read the last state.
 _FAREWELL = 5.0
 
@@ -101,6 +103,8 @@ class Node:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._left_behind: tuple[int, ...] = ()  # had not said that they have everything when the linger time was over
         self._leave_at: float | None = None  # set once the last round is evaluated
+        self._stay_until = 0.0
+        self._moved = 0  # bytes of snapshots, sent and received
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
@@ -150,7 +154,8 @@ class Node:
             if not self._host.recover:
                 await server.start()
             await self._take_part(self._store.last_round())
-            await self._say_farewell()
+            with suppress(IncompleteError):  # told to stop: it has all, and only does without the last courtesy
+                await self._signals.unless_told(self._say_farewell())
             self._say_reservations()
         finally:
             if self._child is not None:
@@ -248,6 +253,8 @@ class Node:
     async def _next(self) -> e.Event | tuple[LearnerProcess, Message]:
         """What comes next; the time, where that alone may change something."""
         times = [time for time in (self._barrier.wake_at, self._leave_at) if time is not None]
+        if self._leave_at is not None and self._stay_until > time.monotonic():
+            times.append(self._stay_until)
         if not times:
             return await self._inbox.get()
         try:
@@ -273,7 +280,10 @@ class Node:
                 fail_point("collected", number)
                 self._choose_best(number)
                 fail_point("best-durable", number)
-                self._status.update(collected=number)
+                if number < self._federation.rounds:
+                    self._status.update(collected=number)
+            case e.Release():
+                self._status.update(collected=self._federation.rounds)
             case e.Train():
                 self._train(decision)
             case e.Rejoin(number):
@@ -575,29 +585,43 @@ class Node:
         if self._child is not None:
             await self._child.stop()
         self._leave_at = time.monotonic() + self._waits.linger
+        if self._store.is_complete():  # of an earlier start; somebody may have lost its disk since
+            seconds = min(self._waits.linger, _RETURN)
+            self._stay_until = time.monotonic() + seconds
+            logger.info("all have had what they need; serving %g s more, should one come that lost its disk", seconds)
+        elif self._late() or not self._barrier.state.released:
+            logger.info(
+                "serving on until every other peer has what it needs, %g s at most after the last byte that moves",
+                self._waits.linger,
+            )
         self._status.update(phase="linger", step=0, steps=0)
-        if self._late():
-            logger.info("serving on until every other peer has what it needs, %g s at most", self._waits.linger)
 
     def _late(self) -> tuple[int, ...]:
         """Those who have not said that they have everything, and may still come for it."""
-        if self._store.is_complete():  # they said so to an earlier start of this service
-            return ()
         collected_by, rounds = self._exchange.collected_by, self._federation.rounds
-        return tuple(j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds)
+        late = (j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds)
+        if self._store.is_complete():  # all had everything once; who has lost it since says so
+            late = (j for j in late if j in self._barrier.state.connected)
+        return tuple(late)
 
     def _may_leave(self) -> bool:
         if self._leave_at is None:
             return False
-        late = self._late()
-        if late and time.monotonic() >= self._leave_at:
-            after = f"{self._waits.linger:g} s"
-            logger.warning("leaving after %s, though %s may not have everything", after, name_peers(late))
-            self._left_behind = late
-            return True
         if min(self._exchange.collected_by.values(), default=self._federation.rounds) >= self._federation.rounds:
             self._store.save_complete()
-        return not late
+        now, late = time.monotonic(), self._late()
+        moved = self._servicer.bytes_sent + self._exchange.bytes_received
+        if moved != self._moved:  # a transfer that moves is never cut
+            self._moved, self._leave_at = moved, now + self._waits.linger
+        if now >= self._leave_at:
+            if late:
+                after = f"{self._waits.linger:g} s"
+                logger.warning("leaving after %s, though %s may not have everything", after, name_peers(late))
+            elif not self._barrier.state.released:  # only copies, for those that lose their disk
+                logger.info("leaving after %g s: %s", self._waits.linger, self._barrier.explain())
+            self._left_behind = late
+            return True
+        return not late and self._barrier.state.released and now >= self._stay_until
 
     def _say_reservations(self) -> None:
         """End with more than a word if the run was not as it should be.
@@ -609,6 +633,7 @@ class Node:
             self._store.history(),
             away=self._barrier.uncollected,
             behind=self._left_behind,
+            refused=self._store.refused(self._federation.rounds),
             conflicts=self._store.conflicts(),
         )
         if reasons:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ _EMPTY_CHECKPOINT = (2).to_bytes(8, "little") + b"{}"
 async def recover(federation: Federation, own_id: int, store: Store, intake: Intake, waits: Waits) -> None:
     """Bring the store up to what the others have had of this peer.
 
-    Every other peer is asked, for as long as the start wait; with policy ``quorum`` answers of enough of them will do.
+    Every other peer is asked, for as long as the start wait; with policy ``quorum`` answers of enough of them will do,
+    if they remember anything: one that has lost its disk, too, has nothing to say.
 
     Raises:
         IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
@@ -93,7 +94,7 @@ async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict
         has_enough = False
         while (open_still := [task for task in asked.values() if not task.done()]) and (left := until - clock()) > 0:
             await asyncio.wait(open_still, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not has_enough and 1 + sum(task.done() for task in asked.values()) >= enough:
+            if not has_enough and 1 + _witnesses(task.result() for task in asked.values() if task.done()) >= enough:
                 has_enough, until = True, min(until, clock() + waits.connect)
         return {peer: task.result() for peer, task in asked.items() if task.done()}
     finally:
@@ -101,15 +102,22 @@ async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict
             task.cancel()
 
 
+def _witnesses(replies: Iterable[peer_pb2.HelloReply]) -> int:
+    """How many of them have had a snapshot of anybody."""
+    return sum(reply.remembers for reply in replies)
+
+
 def _require_enough(
     federation: Federation, own_id: int, replies: Mapping[int, peer_pb2.HelloReply], seconds: float
 ) -> None:
     size, enough = len(federation.peers), _enough(federation)
-    if 1 + len(replies) < enough:
+    if 1 + len(replies) < size and 1 + _witnesses(replies.values()) < enough:
+        who = f"enough are up whose disks are whole ({enough} of {size} peers, this one included)"
+        who = who if enough < size else "all others are up"
         silent = [peer for peer in federation.ids if peer != own_id and peer not in replies]
         raise IncompleteError(
             f"{name_peers(silent)} did not answer within {seconds:g} s, and may have had a later round of this peer "
-            f"than is here: start again with --recover when enough are up ({enough} of {size} peers, this one included)"
+            f"than is here: start again with --recover when {who}"
         )
 
 

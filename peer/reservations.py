@@ -10,7 +10,12 @@ from peer.words import name_peers
 
 
 def reservations(
-    history: Sequence[RoundRecord], *, away: Sequence[int], behind: Sequence[int], conflicts: Sequence[Path]
+    history: Sequence[RoundRecord],
+    *,
+    away: Sequence[int],
+    behind: Sequence[int],
+    refused: Sequence[int],
+    conflicts: Sequence[Path],
 ) -> list[str]:
     """Part sentences, one a reason; none if the run was as it should be.
 
@@ -18,6 +23,7 @@ def reservations(
         history: all rounds of this peer.
         away: others whose manifest of the last round never came.
         behind: others that had not said that they have everything when the linger time was over.
+        refused: others whose snapshot of the last round, which no line of the history speaks of, was refused.
         conflicts: evidence of peers that published twice.
     """
     reasons = []
@@ -34,8 +40,8 @@ def reservations(
         reasons.append(f"{name_peers(away)} had not said that the last round is done there when this peer left")
     if waiting := [j for j in behind if j not in away]:
         reasons.append(f"{name_peers(waiting)} may still need this one (start the same command again to serve it)")
-    if refused := sorted({j for record in history for j in record.quarantined_teachers}):
-        reasons.append(f"snapshots of {name_peers(refused)} were refused")
+    if quarantined := sorted({j for record in history for j in record.quarantined_teachers}.union(refused)):
+        reasons.append(f"snapshots of {name_peers(quarantined)} were refused")
     if conflicts:
         reasons.append(f"there is evidence that a peer published twice, in {conflicts[0].parent}")
     return reasons

@@ -59,7 +59,12 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
             self._callers[request.peer] = context.peer()
         if difference := describe_disagreement(request, self._federation, self._id):
             logger.warning("peer %d calls with other settings: %s", request.peer, difference)
-        reply = peer_pb2.HelloReply(peer=self._id, software=__version__, agreed=self._agreed)
+        reply = peer_pb2.HelloReply(
+            peer=self._id,
+            software=__version__,
+            agreed=self._agreed,
+            remembers=bool(self._witness.sightings),
+        )
         if (seen := self._witness.sightings.get(request.peer)) is not None:
             reply.seen_round, reply.seen_sha256 = seen.round, seen.sha256
         return reply

@@ -300,6 +300,23 @@ class Store:
                     return self.received_manifest(peer, number)
         return None
 
+    def make_received_durable(self, peer: int, number: int) -> None:
+        """What is here of a peer's round will outlast a power cut."""
+        for path in (self.received_manifest_path(peer, number), self.received_snapshot_path(peer, number)):
+            if path.exists():
+                _fsync(path)
+        _fsync(self._received_dir(number))
+        _fsync(self._received)
+
+    def is_refused(self, manifest: Manifest) -> bool:
+        """Whether these bytes of a peer came as announced, and must not be used."""
+        path = self.received_snapshot_path(manifest.peer, manifest.round).with_suffix(".refused")
+        return path.exists() and sha256_file(path) == manifest.sha256
+
+    def refused(self, number: int) -> list[int]:
+        """Peers whose snapshot of a round was refused, ascending."""
+        return sorted(int(path.stem) for path in self._received_dir(number).glob("*.refused"))
+
     def received_manifest_path(self, peer: int, number: int) -> Path:
         return self._received_dir(number) / f"{peer}.json"
 

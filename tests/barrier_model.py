@@ -36,6 +36,7 @@ from peer.events import (
     OpenRound,
     Published,
     Rejoin,
+    Release,
     SnapshotHeld,
     Taught,
     Teach,
@@ -84,7 +85,7 @@ class PeerState(NamedTuple):
     rollbacks_left: int = 0
 
     def has_done_all(self) -> bool:
-        return Finish() in self.todo
+        return {Finish(), Release()} <= self.todo
 
 
 #: The numbers of the peers' states.
@@ -244,7 +245,7 @@ class ModelChecker:
                 return Commit(number - 1) not in self._states[world[i]].todo
             case GiveBack(number):
                 return any(self._holds(each, i, number) for each in world)
-        return not isinstance(decision, Finish)
+        return not isinstance(decision, Finish | Release)
 
     def _carry_out(self, world: World, i: int, decision: Any) -> World:
         peer = self._states[world[i]]

@@ -120,8 +120,9 @@ class Laws:
         """A barrier lets a round be trained with these snapshots, by teacher."""
         quorum, last = self.plan.quorum, self.durable[peer]
         _require(train.round == last + 1, f"peer {peer} has {last} and decides {train}")
-        named = (*train.teachers, *train.quarantined, *train.missing)
         expected = self.plan.teachers_of(peer, train.round)
+        quarantined = [j for j in train.quarantined if j in expected]  # others do not teach yet
+        named = (*train.teachers, *quarantined, *train.missing)
         _require(tuple(sorted(named)) == expected, f"peer {peer}: {train} does not name each of {expected} once")
         for part in (train.teachers, train.quarantined, train.missing, train.stale):
             _require(list(part) == sorted(part), f"peer {peer}: {train} is not in order")

@@ -33,6 +33,7 @@ from peer.events import (
     ManifestHeld,
     Published,
     Rejoin,
+    Release,
     SnapshotHeld,
     SnapshotRefused,
     Taught,
@@ -70,6 +71,7 @@ class Disk:
     manifests: set[tuple[int, int]] = field(default_factory=set)
     received: dict[int, dict[int, Snapshot]] = field(default_factory=dict)  # by peer and round
     parts: dict[tuple[int, int], int] = field(default_factory=dict)  # pieces of snapshots that are not whole yet
+    refused: set[tuple[int, int]] = field(default_factory=set)
     is_full: bool = False
 
     @property
@@ -223,9 +225,12 @@ class Service:
                 last = self.disk.own[number - 1].digest
                 self._train(Snapshot(number, number, trained(self.me, number, last, digests)))
             case Collected(number):
-                self.collected = number
-                if number == self.plan.rounds:
-                    self.mesh.spread(self.me)
+                if number < self.plan.rounds:
+                    self.collected = number
+            case Release():
+                self.collected = self.plan.rounds
+                self.mesh.spread(self.me)
+                self._leave_if_done()
             case Rejoin(number):
                 self._require_met(decision)
                 self.mesh.laws.rejoins(self.me, number, self.disk.manifests)
@@ -312,7 +317,11 @@ class Service:
 
     def _leave_if_done(self) -> None:
         waited_for = self.barrier.waited_for_at_the_end
-        if self.done and all(self.collected_by[j] >= self.plan.rounds for j in waited_for):
+        if (
+            self.done
+            and self.collected == self.plan.rounds
+            and all(self.collected_by[j] >= self.plan.rounds for j in waited_for)
+        ):
             self.mesh.leave(self.me)
 
     # --- other peers ---
@@ -349,6 +358,9 @@ class Service:
             held = self.disk.received[j][number]
             self.post(lambda: SnapshotHeld(j, number, held.trained))
             return
+        if isinstance(decision, FetchSnapshot) and (j, number) in self.disk.refused:
+            self.post(lambda: SnapshotRefused(j, number))
+            return
         other = self.mesh.reached(self.me, j)
         if other is None or other.visible < number:
             self._parked.append(decision)
@@ -371,6 +383,7 @@ class Service:
         if self.disk.parts.get(key, 0) < 2:
             self._fetch(decision)
         elif key in self.plan.unfit:
+            self.disk.refused.add(key)
             self.post(lambda: SnapshotRefused(*key))
         else:
             del self.disk.parts[key]
@@ -418,6 +431,9 @@ class Mesh:
             self.left.add(i)
             self.finished.add(i)
             self.deserted |= {j for j, number in service.collected_by.items() if number < self.plan.rounds}
+            for j in self.plan.others(i):
+                if (other := self.services[j]) is not None and i in other.connected:
+                    other.post(lambda i=i: Gone(i, self.plan.rounds))
             self.crash(i)
 
     def pause(self, i: int) -> None:

@@ -103,7 +103,7 @@ class Simulation:
                 number: frozenset(draw.sample(range(peers), draw.randint(1, peers))) for number in range(1, rounds + 1)
             }
         unfit, unusable = (
-            frozenset((draw.randrange(peers), draw.randrange(rounds)) for _ in range(draw.choice([0, 0, 0, 2])))
+            frozenset((draw.randrange(peers), draw.randint(0, rounds)) for _ in range(draw.choice([0, 0, 0, 2])))
             for _ in range(2)
         )
         fields = {"peers": peers, "rounds": rounds, "quorum": quorum, "start_wait": draw.choice([20.0, 60.0])}

@@ -23,12 +23,14 @@ from peer.events import (
     FetchManifest,
     FetchSnapshot,
     Finish,
+    Gone,
     LearnerDown,
     LearnerUp,
     MakeInitialModel,
     ManifestHeld,
     OpenRound,
     Published,
+    Release,
     SnapshotHeld,
     SnapshotRefused,
     Taught,
@@ -97,9 +99,9 @@ def test_a_whole_life() -> None:
         (Announced(1, 2), [FetchManifest(1, 2)]),
         (ManifestHeld(1, 2), [FetchSnapshot(1, 2)]),  # nobody learns from it, but its owner may lose its disk
         (Announced(2, 2), [FetchManifest(2, 2)]),
-        (ManifestHeld(2, 2), [FetchSnapshot(2, 2)]),
+        (ManifestHeld(2, 2), [FetchSnapshot(2, 2), Collected(2), Finish()]),
         (SnapshotHeld(2, 2), []),
-        (SnapshotHeld(1, 2), [Collected(2), Finish()]),
+        (SnapshotHeld(1, 2), [Release()]),
         (LearnerUp(), []),
     ]
     for step, (event, expected) in enumerate(script):
@@ -150,14 +152,21 @@ def test_a_restarted_service_goes_on_after_its_last_round() -> None:
 def test_a_service_restarted_after_its_last_round_only_collects() -> None:
     barrier = make(published=2)
     assert feed(barrier, Announced(1, 2), Announced(2, 2)) == [FetchManifest(1, 2), FetchManifest(2, 2)]
-    assert feed(barrier, ManifestHeld(2, 2), ManifestHeld(1, 2)) == [FetchSnapshot(2, 2), FetchSnapshot(1, 2)]
-    assert feed(barrier, SnapshotHeld(2, 2), SnapshotHeld(1, 2)) == [Collected(2)]
+    assert barrier.step(ManifestHeld(2, 2)) == [FetchSnapshot(2, 2)]
+    assert barrier.step(ManifestHeld(1, 2)) == [FetchSnapshot(1, 2), Collected(2)]
+    assert feed(barrier, SnapshotHeld(2, 2), SnapshotHeld(1, 2)) == [Release()]
     assert barrier.step(LearnerUp()) == [Finish()]
 
 
 def test_a_last_snapshot_that_is_refused_is_not_waited_for() -> None:
     barrier = running(2, *arrival(1, 2)[:3], Announced(2, 2), ManifestHeld(2, 2))
-    assert barrier.step(SnapshotRefused(2, 2)) == [Collected(2), Finish()]
+    assert barrier.step(SnapshotRefused(2, 2)) == [Release()]
+
+
+def test_the_last_snapshot_of_one_that_has_left_is_not_waited_for() -> None:
+    barrier = running(2, *arrival(1, 2)[:3], Announced(2, 2))
+    assert barrier.step(Gone(2, 2)) == []  # its manifest decides the best round, and came with the news
+    assert barrier.step(ManifestHeld(2, 2)) == [Collected(2), Release(), Finish()]
 
 
 MANIFESTS = [event for peer in OTHERS for event in (Announced(peer, 0), ManifestHeld(peer, 0))]
@@ -229,6 +238,12 @@ def test_an_unusable_teacher_is_named_and_left_out(usable: tuple[bool, bool], tr
     assert barrier.step(Taught(1, 0, usable=usable[0])) == [train]
 
 
+def test_a_refusal_is_named_also_where_nobody_teaches_yet() -> None:
+    warmup = greeted(Barrier(OTHERS, 2, lambda number: OTHERS if number > 1 else (), published=0))
+    feed(warmup, LearnerUp(), *MANIFESTS, SNAPSHOTS[0])
+    assert warmup.step(SnapshotRefused(2, 0)) == [Train(1, (), quarantined=(2,))]
+
+
 def test_a_refusal_does_not_outlast_its_round() -> None:
     barrier = running(0, *MANIFESTS, *SNAPSHOTS, Taught(1, 0, usable=False), TAUGHT[1], Published(1))
     assert feed(barrier, *arrival(1, 1), *arrival(2, 1))[-1] == Train(2, (1, 2), ())
@@ -259,7 +274,7 @@ def test_a_single_peer_goes_through_all_its_rounds_alone() -> None:
     assert barrier.step(LearnerUp()) == [MakeInitialModel()]
     assert barrier.step(Published(0)) == [Collected(0), OpenRound(1), Train(1, (), ())]
     assert barrier.step(Published(1)) == [Collected(1), OpenRound(2), Train(2, (), ())]
-    assert barrier.step(Published(2)) == [Collected(2), Finish()]
+    assert barrier.step(Published(2)) == [Collected(2), Release(), Finish()]
 
 
 def test_events_given_twice_change_nothing() -> None:

@@ -28,6 +28,7 @@ from peer.events import (
     OpenRound,
     Published,
     Rejoin,
+    Release,
     SnapshotHeld,
     SnapshotRefused,
     Taught,
@@ -149,7 +150,7 @@ def test_a_life_with_a_peer_that_is_killed_and_comes_back() -> None:
             (Announced(1, 4, 16.0), [FetchManifest(1, 4)]),
             (ManifestHeld(1, 4), [FetchSnapshot(1, 4)]),
             (SnapshotHeld(1, 4), []),
-            (Tick(200.0), [Collected(4), Finish()]),  # the last round of peer 2 never came
+            (Tick(200.0), [Collected(4), Release(), Finish()]),  # the last round of peer 2 never came
         ],
     )
     assert barrier.waited_for_at_the_end == (1, 2)  # it is connected: it may still be at work
@@ -492,8 +493,8 @@ def test_a_peer_may_come_back_in_the_last_round() -> None:
     barrier = running(3, Announced(1, 9), Announced(2, 9))
     assert barrier.step(ManifestHeld(1, 9)) == [Rejoin(9)]
     feed(barrier, Published(9), ManifestHeld(1, 9))
-    assert barrier.step(ManifestHeld(2, 9)) == [FetchSnapshot(2, 9)]
-    assert feed(barrier, SnapshotHeld(1, 9), SnapshotHeld(2, 9)) == [Collected(9)]
+    assert barrier.step(ManifestHeld(2, 9)) == [FetchSnapshot(2, 9), Collected(9)]
+    assert feed(barrier, SnapshotHeld(1, 9), SnapshotHeld(2, 9)) == [Release()]
     assert barrier.step(LearnerUp()) == [Finish()]
 
 
@@ -626,7 +627,7 @@ def test_a_clock_begins_at_zero_where_nothing_else_is_said() -> None:
 def test_the_last_round_of_a_peer_is_waited_for_until_its_deadline_even_without_a_quorum() -> None:
     barrier = running(9)
     assert barrier.wake_at == 2 * 10.0 + GRACE
-    assert barrier.step(Tick(25.0)) == [Collected(9), Finish()]
+    assert barrier.step(Tick(25.0)) == [Collected(9), Release(), Finish()]
     assert barrier.waited_for_at_the_end == OTHERS
     feed(barrier, Disconnected(2))
     assert barrier.waited_for_at_the_end == (1,)

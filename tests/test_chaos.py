@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -16,6 +17,7 @@ import pytest
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.results import RoundRecord
+from launch.chaos import Chaos
 from launch.checker import check
 from launch.faults import Fault, plan
 from peer.barrier import Barrier, Quorum
@@ -296,6 +298,121 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:
     assert "is not empty" in ended.stderr
 
 
+# --- what is inflicted ------------------------------------------------------------------------------------------------
+
+
+class Tame(Chaos):
+    """Without peers."""
+
+    def __init__(self, folder: Path, *, faults: int = 1, rounds: tuple[int, ...] = (0, 0)) -> None:
+        peers = [{"id": i, "address": f"127.0.0.1:{1 + i}", "arch": "cnn6"} for i in range(len(rounds))]
+        federation = build_federation({"federation": "tame", "rounds": 9, "peers": peers}, "test")
+        super().__init__(federation, folder, seed=0, faults=faults, note=lambda _: None)
+        self.rounds = rounds
+        self.begun: list[Fault] = []
+        self.undone: list[Fault] = []
+
+    def _last_rounds(self) -> list[int]:
+        return list(self.rounds)
+
+
+class Recorded(Tame):
+    async def _inflict(self, fault: Fault) -> None:
+        self.begun.append(fault)
+        await asyncio.sleep(0.05)
+        self.undone.append(fault)
+
+
+def test_every_fault_is_inflicted_and_lasts_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = [Fault(0.001, "cut", "silent", (0,), each) for each in (1.0, 2.0, 3.0)]
+    monkeypatch.setattr("launch.chaos.plan", lambda *_: iter(faults))
+    for count in (1, 3):
+        chaos = Recorded(tmp_path, faults=count)
+        asyncio.run(chaos._disturb())
+        assert chaos.begun == chaos.undone == faults[:count]
+
+
+def test_faults_do_not_wait_for_their_time_when_the_rounds_go_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.chaos.plan", lambda *_: (Fault(3600, "cut", "slow", (0,), 1.0) for _ in range(5)))
+    chaos = Recorded(tmp_path, faults=5, rounds=(8, 7))  # round 8 of 9: all have to come now
+    asyncio.run(asyncio.wait_for(chaos._disturb(), 10))
+    assert len(chaos.undone) == 5
+    done = Recorded(tmp_path, faults=5, rounds=(9, 9))
+    asyncio.run(asyncio.wait_for(done._disturb(), 10))
+    assert done.begun == []
+
+
+class Wire:
+    """Stands for a link; what is wrong with it now."""
+
+    def __init__(self) -> None:
+        self.wrong: set[str] = set()
+
+    def cut(self) -> None:
+        self.wrong.add("cut")
+
+    def refuse(self) -> None:
+        self.wrong.add("refused")
+
+    def reset(self) -> None:
+        self.wrong.add("reset")
+
+    def heal(self) -> None:
+        self.wrong.clear()
+
+
+def test_a_short_cut_does_not_heal_a_longer_one(tmp_path: Path) -> None:
+    chaos, wire = Tame(tmp_path), Wire()
+    chaos._links = {(0, 1): wire}  # type: ignore[dict-item]
+
+    async def run() -> None:
+        long = asyncio.create_task(chaos._inflict(Fault(1, "cut", "silent", (0,), 0.4)))
+        short = asyncio.create_task(chaos._inflict(Fault(1, "cut", "reset", (1,), 0.1)))
+        await short
+        assert wire.wrong == {"cut"}
+        await long
+        assert wire.wrong == set()
+
+    asyncio.run(run())
+    assert chaos.report.faults == {"cut": 2}
+
+
+def test_a_process_is_stopped_until_the_last_stop_is_over(tmp_path: Path) -> None:
+    folder = tmp_path / "peers/0"
+    folder.mkdir(parents=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", str(folder)], stdin=subprocess.PIPE
+    )
+    try:
+        (folder / "service.pid").write_text(str(process.pid))
+        chaos = Tame(tmp_path)
+
+        def state() -> str:
+            return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+        async def run() -> None:
+            long = asyncio.create_task(chaos._inflict(Fault(1, "stop", "service", (0,), 0.5)))
+            await chaos._inflict(Fault(1, "stop", "both", (0,), 0.1))
+            assert state() == "T"
+            await long
+            assert state() != "T"
+
+        asyncio.run(run())
+        assert (chaos.report.faults, chaos.report.missed) == ({"stop": 2}, 0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_kill_that_finds_nobody_is_not_counted_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.chaos._WAIT", 0.1)
+    chaos = Tame(tmp_path)
+    asyncio.run(chaos._inflict(Fault(1, "kill", "both", (0, 1), 1.0)))
+    assert (chaos.report.faults.total(), chaos.report.missed) == (0, 1)
+
+
 @pytest.mark.parametrize(("policy", "seed"), [("all", 11), ("quorum", 12)])
 def test_real_peers_survive_real_faults(tmp_path: Path, policy: str, seed: int) -> None:
     short = ["--count", "3", "--rounds", "8", "--faults", "6"]
@@ -303,7 +420,7 @@ def test_real_peers_survive_real_faults(tmp_path: Path, policy: str, seed: int) 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     words = " ".join(ended.stdout.split())
     assert "Nothing is wrong" in words
-    assert sum(map(int, re.findall(r"(\d+) (?:kill|stop|cut)s", words))) == 6  # all that the plan has
+    assert sum(map(int, re.findall(r"(\d+) (?:kills|stops|cuts|that found)", words))) == 6  # all that the plan has
     assert ("every round has the bytes of the undisturbed run" in words) == (policy == "all")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["complete"] is True

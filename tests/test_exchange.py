@@ -98,6 +98,66 @@ async def test_old_fetches_end_when_their_round_is_forgotten(tmp_path: Path) -> 
         assert here.events == []
 
 
+@pytest.mark.parametrize("number", [0, federation(1).rounds])
+def test_what_is_told_of_the_last_round_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its owner may leave then. Earlier rounds can be fetched again."""
+
+    @in_loop
+    async def run() -> None:
+        done: list[object] = []
+        async with serving(tmp_path, first=number) as remote, exchanging(remote, tmp_path) as here:
+            monkeypatch.setattr("peer.store.os.fsync", lambda fd: done.append(Path(f"/proc/self/fd/{fd}").readlink()))
+            monkeypatch.setattr(here.exchange, "_tell", done.append)
+            here.exchange.fetch(e.FetchManifest(PEER, number))
+            await until(lambda: e.ManifestHeld(PEER, number) in done)
+            here.exchange.fetch(e.FetchSnapshot(PEER, number))
+            await until(lambda: e.SnapshotHeld(PEER, number, number) in done)
+            manifest = here.store.received_manifest_path(PEER, number)
+            snapshot = here.store.received_snapshot_path(PEER, number)
+        is_last = number > 0
+        first, second = done.index(e.ManifestHeld(PEER, number)), done.index(e.SnapshotHeld(PEER, number, number))
+        assert (manifest in done[:first]) is (manifest.parent in done[:first]) is is_last
+        assert (snapshot in done[first:second]) is (snapshot.parent in done[first:second]) is is_last
+
+    run()
+
+
+@in_loop
+async def test_what_was_refused_before_a_restart_is_not_fetched_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        here.store.save_received_manifest(manifest_of(0))
+        here.store.received_snapshot_path(PEER, 0).with_suffix(".refused").write_bytes(SNAPSHOT)
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: here.events == [e.SnapshotRefused(PEER, 0)])
+        assert remote.servicer.offsets == []
+        here.store.received_snapshot_path(PEER, 0).with_suffix(".refused").write_bytes(b"of another digest")
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: here.events[1:] == [e.SnapshotHeld(PEER, 0, 0)])
+
+
+@in_loop
+async def test_the_last_snapshot_of_a_peer_that_leaves_is_given_up(tmp_path: Path) -> None:
+    last = federation(1).rounds
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        watching = here.exchange.watch()
+        here.store.save_received_manifest(manifest_of(last))
+        here.store.save_received_manifest(manifest_of(3))
+        for number in (3, last):  # neither is published, so both go on
+            here.exchange.fetch(e.FetchSnapshot(PEER, number))
+        await until(lambda: e.Connected(PEER) in here.events)
+        remote.status.update(leaving=True)
+        await until(lambda: e.Gone(PEER, last) in here.events)
+        await asyncio.wait(watching)
+        assert e.Disconnected(PEER) in here.events
+        earlier, _ = (task for task in here.tasks if task not in watching)
+        assert not earlier.done()  # it may be needed: the peer may be started again
+        here.events.clear()
+        here.exchange.fetch(e.FetchSnapshot(PEER, last))
+        assert here.events == [e.Gone(PEER, last)]
+
+
 @pytest.mark.parametrize("may_lose", [False, True])
 def test_a_round_that_is_gone(tmp_path: Path, may_lose: bool) -> None:
     @in_loop

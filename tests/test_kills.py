@@ -292,13 +292,14 @@ class Kill:
 def schedule() -> dict[int, list[Kill]]:
     """One kill a peer and round: every point of the service, every one of the learner with and without its service.
 
-    A service that is started again is given its next point; so a kill of the learner alone comes last.
+    A service that is started again is given its next point; so a kill of the learner alone comes last. For every other
+    peer the rounds are 1 to 4, which is the last, instead of 0 to 3.
     """
     ending = [(name, False) for name in SERVICE_POINTS] + [(name, True) for name in LEARNER_POINTS]
     random.Random(20).shuffle(ending)  # so that those of one round fall in all its phases
     first = [each for each in ending if each[0] not in ("train-sent", "opened", "teaching", "taught", "training")][:10]
     dealt = first + [each for each in ending if each not in first] + [(name, False) for name in LEARNER_POINTS]
-    return {i: [Kill(point, number, both) for number, (point, both) in enumerate(dealt[i::10])] for i in range(10)}
+    return {i: [Kill(point, r, both) for r, (point, both) in enumerate(dealt[i::10], start=i % 2)] for i in range(10)}
 
 
 def test_the_schedule_has_every_point_and_every_learner_point_also_with_the_service() -> None:

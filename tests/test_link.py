@@ -17,9 +17,11 @@ import pytest
 from wire import (
     INTAKE,
     LAYOUT,
+    ME,
     PEER,
     SIZE,
     SNAPSHOT,
+    WAITS,
     Noting,
     Remote,
     Witness,
@@ -42,6 +44,7 @@ from launch.proxy import Proxy
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, LARGEST_CHUNK_BYTES, Waits
 from peer.intake import Intake, document_digest
+from peer.link import Link
 from peer.server import start_server
 
 
@@ -602,6 +605,23 @@ async def test_a_snapshot_that_is_as_announced_but_of_another_layout_is_refused_
         assert remote.servicer.offsets == [0]  # not asked for again
     assert not path.exists()
     assert path.with_suffix(".refused").read_bytes() == SNAPSHOT
+
+
+@in_loop
+async def test_a_peer_that_is_away_does_not_keep_others_from_being_fetched(tmp_path: Path) -> None:
+    slots = asyncio.Semaphore(1)
+    async with serving(tmp_path) as remote:
+        away, there = (Link(federation(port), ME, PEER, WAITS, slots=slots) for port in (free_port(), remote.port))
+        task = asyncio.create_task(away.snapshot(manifest_of(0), tmp_path / "away.safetensors", INTAKE))
+        try:
+            for number in range(3):
+                await asyncio.wait_for(there.snapshot(manifest_of(0), tmp_path / f"{number}.safetensors", INTAKE), 10)
+            assert not task.done()
+        finally:
+            await stopped(task)
+            await away.close()
+            await there.close()
+    assert there.transfer_seconds > 0
 
 
 @in_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from processes import DEAF, Peer, Peers, assert_one_sentence, until, up
+from wire import in_loop
 
 from crad_p2p.errors import ExitCode
+from launch.proxy import Proxy
 
 RESTORED = "this state directory was restored from an older copy, or is not the one that this peer ran with"
 
@@ -139,7 +142,7 @@ def test_a_disk_lost_after_the_last_round(mesh: Callable[..., Peers]) -> None:
     shutil.rmtree(lost.state)
 
     refused = peers.start(2)
-    sentence = f"peer 0 has had round 4 of this peer, and there is no round here: {RESTORED}.*--recover.*"
+    sentence = f"peer [01] has had round [34] of this peer, and there is no round here: {RESTORED}.*--recover.*"
     code = refused.ended(20)
     assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
     back = peers.start(2, "--recover")
@@ -148,6 +151,60 @@ def test_a_disk_lost_after_the_last_round(mesh: Callable[..., Peers]) -> None:
     peers.tell("hold", None, peer=1)
     finish(peers, [one, behind, back], 4)
     assert two_last(digests(back.state)) == two_last(before)
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_disk_lost_when_all_have_finished_and_left(mesh: Callable[..., Peers], power_cut: bool) -> None:
+    """Who is started again for it stays as long as it needs them."""
+    peers = mesh(3, rounds=4, linger=4.0)
+    for each in peers.start_all():
+        assert each.ended() == ExitCode.COMPLETE, each.output
+    state = peers.state(2)
+    before = digests(state)
+    if power_cut:  # the last received files, as if they had not been made durable
+        for path in state.glob("received/000004/*"):
+            path.unlink()
+        (state / "complete").unlink()
+        back = peers.start(2)
+        back.says("learner on cpu")
+    else:
+        shutil.rmtree(state)
+        back = peers.start(2, "--recover")
+        back.says("asking all other peers")
+    others = [peers.start(i) for i in (0, 1)]
+    for each in [back, *others]:
+        assert each.ended(60) == ExitCode.COMPLETE, each.output
+    assert two_last(digests(state)) == two_last(before)
+    assert back.has(0, 4)
+    assert back.has(1, 4)
+    assert back.result().rounds_completed == 4
+
+
+def test_a_snapshot_of_the_last_round_that_must_not_be_used_is_reported(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=3)
+    peers.tell("misname", 3, peer=2)
+    one, two, wrong = peers.start_all()
+    for each in (one, two):
+        code = each.ended()
+        sentence = r"all 3 rounds are done, with reservations: snapshots of peer 2 were refused\. .*"
+        assert_one_sentence(each.output, code, ExitCode.RESERVATIONS, sentence)
+    assert wrong.ended() == ExitCode.COMPLETE, wrong.output
+    again = peers.start(0, "--linger", "1")  # it remembers, and asks nobody
+    assert again.ended(30) == ExitCode.RESERVATIONS, again.output
+
+
+@in_loop
+async def test_a_slow_last_transfer_is_not_cut(mesh: Callable[..., Peers]) -> None:
+    """It takes longer than the linger time, and moves; what is under way, some megabytes, takes less."""
+    peers = mesh(2, rounds=1, linger=2.0)
+    size = str(1 << 22)  # 16 MiB
+    async with Proxy(f"127.0.0.1:{peers.ports[0]}") as proxy:
+        proxy.down.bandwidth = 4_000_000
+        one = peers.start(0, LIGHT_FLOATS=size)
+        two = peers.start(1, file=peers.write_file(peers.folder / "view", {0: proxy.port}), LIGHT_FLOATS=size)
+        for each in (one, two):
+            assert await asyncio.to_thread(each.ended, 30) == ExitCode.COMPLETE, each.output
+    assert two.has(0, 1)
 
 
 def test_a_disk_lost_while_nobody_teaches_yet(mesh: Callable[..., Peers]) -> None:
@@ -184,6 +241,12 @@ def test_up_with_recover(mesh: Callable[..., Peers]) -> None:
     assert history[0]["round"] in (2, 3)  # the last two came back, and the rest was trained
     assert history[-1]["round"] == 6
     assert {record["snapshot_sha256"] for record in history} & set(before.values())
+
+    kept = two_last(digests(lost))
+    shutil.rmtree(lost)
+    recovered = up(peers, "--recover")  # also when the run was done
+    assert recovered.returncode == ExitCode.COMPLETE, recovered.stdout + recovered.stderr
+    assert digests(lost) == kept
 
 
 def test_the_others_say_whom_they_wait_for(mesh: Callable[..., Peers]) -> None:
@@ -351,7 +414,7 @@ def test_recover_needs_enough_of_the_others(mesh: Callable[..., Peers]) -> None:
     assert time.monotonic() - start < 6
     sentence = (
         r"peer 0 did not answer within 1\.5 s, and may have had a later round of this peer than is here: start again "
-        r"with --recover when enough are up \(3 of 3 peers, this one included\)"
+        r"with --recover when all others are up"
     )
     assert_one_sentence(alone.output, code, ExitCode.INCOMPLETE, sentence)
     assert digests(peers.state(2)) == {}
@@ -454,6 +517,26 @@ def test_two_different_memories_of_one_round_are_not_chosen_from(mesh: Callable[
         rf"(?=.*{known[:12]}…).*\): it has run twice\. Put back the newest state directory"
     )
     assert_one_sentence(back.output, code, ExitCode.INCOMPLETE, sentence)
+
+
+def test_with_a_quorum_those_who_lost_theirs_too_do_not_count(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=6, barrier={"policy": "quorum", "grace": 5.0})
+    running = peers.run_to(4)
+    for each in running:
+        each.kill()
+    before = digests(peers.state(1))
+    for i in (1, 2):
+        shutil.rmtree(peers.state(i))
+    both = [peers.start(i, "--recover", "--start-wait", "3") for i in (1, 2)]
+    for each in both:
+        code = each.ended(20)
+        sentence = "peer 0 did not answer within 3 s, .* when enough are up whose disks are whole .*"
+        assert_one_sentence(each.output, code, ExitCode.INCOMPLETE, sentence)
+        assert each.last_round() == -1
+    all_three = [peers.start(0), *(peers.start(i, "--recover") for i in (1, 2))]
+    all_three[1].says("round 4 of this peer is back, from peer 0")
+    assert digests(peers.state(1)) == two_last(before)
+    finish(peers, all_three, 6)
 
 
 @pytest.mark.parametrize("reached", [5, 6])

@@ -12,7 +12,7 @@ from crad_p2p.results import RoundRecord
 from peer.reservations import reservations
 
 GOOD = [RoundRecord(peer=0, round=number, snapshot_sha256="", validation_accuracy=None) for number in (1, 2, 3)]
-NOTHING: dict[str, Any] = {"away": (), "behind": (), "conflicts": ()}
+NOTHING: dict[str, Any] = {"away": (), "behind": (), "refused": (), "conflicts": ()}
 
 
 def test_none_for_a_run_as_it_should_be() -> None:
@@ -34,19 +34,21 @@ def test_what_a_round_lacked(changes: dict[str, Any], expected: str) -> None:
 
 
 def test_the_others_at_the_end() -> None:
-    assert reservations(GOOD, away=(5,), behind=(5,), conflicts=()) == [
+    assert reservations(GOOD, **NOTHING | {"away": (5,), "behind": (5,)}) == [
         "peer 5 had not said that the last round is done there when this peer left"
     ]
-    assert reservations(GOOD, away=(), behind=(5, 6), conflicts=()) == [
+    assert reservations(GOOD, **NOTHING | {"behind": (5, 6)}) == [
         "peers 5, 6 may still need this one (start the same command again to serve it)"
     ]
 
 
 def test_evidence() -> None:
-    found = reservations(GOOD, away=(), behind=(), conflicts=[Path("state/conflicts/peer-2-round-1.json")])
+    found = reservations(GOOD, **NOTHING | {"conflicts": [Path("state/conflicts/peer-2-round-1.json")]})
     assert found == ["there is evidence that a peer published twice, in state/conflicts"]
 
 
 def test_all_together_are_all_said() -> None:
     spoiled = [replace(record, missing_teachers=(1,), quarantined_teachers=(2,)) for record in GOOD]
-    assert len(reservations(spoiled, away=(3,), behind=(4,), conflicts=[Path("a/b")])) == 5
+    found = reservations(spoiled, away=(3,), behind=(4,), refused=(5,), conflicts=[Path("a/b")])
+    assert len(found) == 5
+    assert found[3] == "snapshots of peers 2, 5 were refused"

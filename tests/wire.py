@@ -154,10 +154,12 @@ class Witness:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, kind: type[Noting] = Noting, *, rounds: int = 1, **options: Any) -> Any:
+async def serving(
+    tmp_path: Path, kind: type[Noting] = Noting, *, first: int = 0, rounds: int = 1, **options: Any
+) -> Any:
     remote = Remote(tmp_path / "remote", kind, **options)
     try:
-        for number in range(rounds):
+        for number in range(first, first + rounds):
             await remote.publish(number)
         await remote.start()
         yield remote

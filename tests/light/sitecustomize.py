@@ -9,6 +9,7 @@ one, and a test decides when a peer trains and what it publishes. The folder LIG
     seconds  how long a round takes
     die      the learner is killed at its start while the file is there
     fail     the round in place of which the learner ends, as one does whose data cannot be used
+    misname  the round in whose snapshot the tensor has another name, so that nobody may use it
     salt     mixed into the weights, which are otherwise the same whenever a round is trained; ``SALT@N`` from round N
              on; of one process in the environment as LIGHT_SALT
 
@@ -73,6 +74,8 @@ class Learner:
         time.sleep(seconds)
         salt, _, since = (self.setting("salt") or os.environ.get("LIGHT_SALT", "")).partition("@")
         snapshot = weights(self.peer, number, salt if number >= int(since or 0) else "")
+        if self.setting("misname") == str(number):
+            snapshot = snapshot.replace(b"weights", b"weirdly")
         Path(folder, "snapshot.safetensors").write_bytes(snapshot)
         Path(folder, "checkpoint.safetensors").write_bytes(b"momentum")
         self.last = number

@@ -15,18 +15,20 @@ class HelloRequest(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("peer", "software", "agreed", "seen_round", "seen_sha256")
+    __slots__ = ("peer", "software", "agreed", "seen_round", "seen_sha256", "remembers")
     PEER_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     SEEN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERS_FIELD_NUMBER: _ClassVar[int]
     peer: int
     software: str
     agreed: bytes
     seen_round: int
     seen_sha256: str
-    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ..., seen_round: _Optional[int] = ..., seen_sha256: _Optional[str] = ...) -> None: ...
+    remembers: bool
+    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ..., seen_round: _Optional[int] = ..., seen_sha256: _Optional[str] = ..., remembers: bool = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("progress",)
