@@ -10,7 +10,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -307,15 +307,23 @@ def is_loopback(address: str) -> bool:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets a repeated key silently win; here it is an error."""
+    """YAML lets a repeated key silently win; here it is an error. And 1e-2 is a number, which in YAML 1.1 is text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         merge = "tag:yaml.org,2002:merge"  # "<<: *anchor" may stand beside the keys it brings
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
-        for key in keys:
-            if keys.count(key) > 1:
+        seen = set()
+        for key in (self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge):
+            if not isinstance(key, Hashable):
+                continue  # refused by whoever builds the mapping
+            if key in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key '{key}' is given twice", problem_mark=node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeyLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), [*"-+0123456789"]
+)
 
 
 def load_federation(path: Path, data_dir: Path | None = None) -> Federation:

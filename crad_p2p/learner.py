@@ -20,7 +20,6 @@ error.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import hashlib
 import json
 import os
@@ -48,14 +47,13 @@ from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.memory import peak_rss_bytes
+from crad_p2p.parent import end_with_parent
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
 
 #: Seconds between two progress events of one phase.
 _PROGRESS_INTERVAL = 0.2
 #: Fail points in the middle of a phase.
 _MIDDLE = {"teachers": "teaching", "train": "training"}
-#: Of Linux's prctl: the signal that a process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
 
 
 class Learner:
@@ -202,7 +200,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides
-    _end_with_the_service()
+    # Should this process be stopped when its service is killed, it would not see its input end, go on holding memory,
+    # and, continued one day, write where its successor works.
+    end_with_parent(signal.SIGKILL)
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a stray print must not look like an event
     commands = _read_commands()
@@ -211,20 +211,11 @@ def main() -> None:
     except CradError as error:
         _fail(events, error.exit_code, str(error))
     except OSError as error:
-        what = f"{error.filename or 'the disk'}: {error.strerror or error}"
+        what = f"{error.filename or arguments.scratch.parent}: {error.strerror or error}"
         _fail(events, ExitCode.INCOMPLETE, f"{what}; mend it, and start the same command again to continue")
     except torch.OutOfMemoryError as error:
         advice = "use a smaller batch or architecture, or --device cpu"
         _fail(events, ExitCode.LEARNER_FAILED, f"out of memory on {arguments.device}: {error}; {advice}")
-
-
-def _end_with_the_service() -> None:
-    """Be killed with the service where the system offers that, for the case that this process is stopped just then.
-
-    It would not see its input end, go on holding memory, and, continued one day, write where its successor works.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fail(events: TextIO, exit_code: ExitCode, message: str) -> NoReturn:

@@ -22,7 +22,7 @@ from pathlib import Path
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
 from launch.faults import Fault, plan
-from launch.mesh import environment, last_words, peer_dir
+from launch.mesh import end_in_order_with_parent, environment, last_words, peer_dir
 from launch.proxy import Proxy
 from launch.quick import write_federation
 from peer.store import Store
@@ -165,6 +165,7 @@ class Chaos:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=end_in_order_with_parent,
                 env=environment(),
             )
 

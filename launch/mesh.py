@@ -13,6 +13,7 @@ import grpc.aio
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
+from crad_p2p.parent import end_with_parent
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import dial
@@ -143,6 +144,7 @@ class Mesh:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=end_in_order_with_parent,
                 env=environment(),
             )
         self._processes[peer] = process
@@ -184,6 +186,11 @@ class Mesh:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+def end_in_order_with_parent() -> None:
+    """For a peer that is about to start: should this process be killed, it stops as if told to."""
+    end_with_parent(signal.SIGTERM)
 
 
 def last_words(out: Path, peer: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,11 @@ def _print(console: Console, steps: deque[Step]) -> None:
     said = ""
     for step in steps:
         follows = f" -> {_words(step.replayed)}" if step.replayed else ""
-        console.print(f"{step.now:12.3f}  {_words([to_json(step.event)])}{follows}", highlight=False, soft_wrap=True)
+        when = datetime.fromtimestamp(step.time, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        console.print(f"{when}Z  {_words([to_json(step.event)])}{follows}", highlight=False, soft_wrap=True)
         if step.explanation != said:
             said = step.explanation
-            console.print(f"{'':14}[dim]{said}[/dim]", highlight=False, soft_wrap=True)
+            console.print(f"{'':26}[dim]{said}[/dim]", highlight=False, soft_wrap=True)
 
 
 def _words(items: list[dict[str, Any]]) -> str:

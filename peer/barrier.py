@@ -52,6 +52,7 @@ from peer.events import (
     Tick,
     Train,
 )
+from peer.words import name_peers
 
 #: Teachers of a round, by its number.
 TeachersOf = Callable[[int], tuple[int, ...]]
@@ -496,7 +497,8 @@ class Barrier:
 
     def _strangers(self) -> str:
         strangers = [j for j in self.others if j not in self.state.greeted]
-        return f"waits to reach {self._who(strangers)} for the first time since the start"
+        verb = "has" if len(strangers) == 1 else "have"
+        return f"waits until {name_peers(strangers)} {verb} been reached since the start"
 
     def _who(self, peers: list[int]) -> str:
         named = [f"{peer}" if peer in self.state.connected else f"{peer} (not connected)" for peer in peers]

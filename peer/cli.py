@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ import typer
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
-from crad_p2p.errors import UsageError
+from crad_p2p.errors import CradError, UsageError
 from crad_p2p.federation import check_address, load_federation
 from peer.channels import Waits
 
@@ -97,8 +98,13 @@ def peer(
         threads=threads,
         recover=recover,
     )
-    with interruptible("start the same command again to continue"):
-        asyncio.run(Node(federation, host, Waits(start=start_wait, linger=linger)).run())
+    try:
+        with interruptible("start the same command again to continue"):
+            asyncio.run(Node(federation, host, Waits(start=start_wait, linger=linger)).run())
+    except CradError as error:
+        if log_format == "json":  # for programs, the last word too; people read it below
+            logging.getLogger(__name__).error("%s", error, extra={"exit_code": int(error.exit_code)})
+        raise
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ class Exchange:
         may_lose: bool,
     ) -> None:
         self.collected_by = {peer: -1 for peer in federation.ids if peer != own_id}
+        self.served = store.load_served()  # have collected everything once, perhaps before this start
         self._federation = federation
         self._id = own_id
         self._store = store
@@ -129,6 +130,9 @@ class Exchange:
         self._compare_round(peer, state.round)
         self._compare_manifest(peer)
         self.collected_by[peer] = state.collected
+        if state.collected >= self._federation.rounds and peer not in self.served:
+            self.served.add(peer)
+            self._store.save_served(self.served)
         if state.leaving:
             self._lose_last(peer)
         self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,7 +138,9 @@ class Link:
                 return intake.manifest(reply.document, owner, number, sha256=reply.manifest_sha256)
             except _CallError as error:
                 is_repeated = attempt.failed(
-                    logger, f"manifest of round {number} of peer {owner}: {error}; trying again"
+                    logger,
+                    f"manifest of round {number} of peer {owner}: {error}; trying again",
+                    level=logging.DEBUG if error.code == grpc.StatusCode.NOT_FOUND else logging.INFO,  # told below
                 )
                 self._raise_if_gone(error, number, is_repeated=is_repeated)
             except SnapshotError as error:
@@ -339,17 +342,22 @@ class _Attempt:
 
     def __init__(self) -> None:
         self._last_message = ""
+        self._said: deque[str] = deque(maxlen=8)
         self._delay, self._longest = _FIRST_DELAY, _LONGEST_DELAY
 
     def succeeded(self) -> None:
         """Later failures are news again, and retried at once."""
         self._delay, self._last_message = _FIRST_DELAY, ""
+        self._said.clear()
 
-    def failed(self, log: logging.Logger, message: str, *, longest: float = _LONGEST_DELAY) -> bool:
-        """Log a failure, unless it is the same as the last one; whether it is."""
+    def failed(
+        self, log: logging.Logger, message: str, *, longest: float = _LONGEST_DELAY, level: int = logging.INFO
+    ) -> bool:
+        """Log a failure, unless that was said before; whether it is the same as the last one."""
         is_repeated = message == self._last_message
-        if not is_repeated:
-            log.info(message)
+        if message not in self._said:
+            self._said.append(message)
+            log.log(level, message)
         self._last_message, self._longest = message, longest
         return is_repeated
 

@@ -15,12 +15,17 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class JsonFormatter(logging.Formatter):
-    """Time (seconds since the epoch), level, message, and whatever was passed as ``extra``."""
+    """Time (seconds since the epoch), peer id, level, message, and whatever was passed as ``extra``."""
+
+    def __init__(self, peer_id: int) -> None:
+        super().__init__()
+        self._peer_id = peer_id
 
     def format(self, record: logging.LogRecord) -> str:
         extra = {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
         line = {
             "time": round(record.created, 3),
+            "peer": self._peer_id,
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **extra,
@@ -35,7 +40,7 @@ def configure(log_format: str, peer_id: int) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(_is_news)
     if log_format == "json":
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(JsonFormatter(peer_id))
     else:
         formatter = logging.Formatter(f"%(asctime)sZ peer {peer_id} %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
         formatter.converter = time.gmtime

@@ -134,6 +134,7 @@ class Node:
                 await self._signals.unless_told(self._recover())
             self._store.check_rounds()
             self._store.record_history()
+            self._store.history()  # one that is damaged is told now, and not after the last round
             self._best = self._load_best()
             exchange = self._exchange = Exchange(
                 self._federation,
@@ -146,6 +147,7 @@ class Node:
                 spawn=self._spawn,
                 may_lose=self._federation.barrier.policy == "quorum",
             )
+            self._had_served_all = exchange.served.issuperset(exchange.collected_by)
             self._start_work()
             for number in self._store.kept_rounds():
                 exchange.published(self._store.manifest(number))
@@ -291,7 +293,8 @@ class Node:
             case e.GiveUp(missing):
                 raise IncompleteError(
                     f"{name_peers(missing)} {'has' if len(missing) == 1 else 'have'} not been reached within "
-                    f"{self._waits.start:g} s of the start; see whether they run and their addresses are right, and "
+                    f"{self._waits.start:g} s of the start; see whether {name_peers(missing)} "
+                    f"{'runs' if len(missing) == 1 else 'run'} at the address in the file, and "
                     f"start the same command again (--start-wait gives them longer)"
                 )
             case e.Finish():
@@ -546,6 +549,8 @@ class Node:
         return BestRound()
 
     def _choose_best(self, number: int) -> None:
+        if number == self._federation.rounds and self._store.has_result():
+            return  # it was chosen before this start; what others have published since does not change it
         manifests = [self._store.manifest(number), *self._exchange.newest_manifests(number)]
         if self._best.offer(number, manifests):
             self._store.save_best(self._best)
@@ -585,7 +590,7 @@ class Node:
         if self._child is not None:
             await self._child.stop()
         self._leave_at = time.monotonic() + self._waits.linger
-        if self._store.is_complete():  # of an earlier start; somebody may have lost its disk since
+        if self._had_served_all:  # somebody may have lost its disk since
             seconds = min(self._waits.linger, _RETURN)
             self._stay_until = time.monotonic() + seconds
             logger.info("all have had what they need; serving %g s more, should one come that lost its disk", seconds)
@@ -599,16 +604,13 @@ class Node:
     def _late(self) -> tuple[int, ...]:
         """Those who have not said that they have everything, and may still come for it."""
         collected_by, rounds = self._exchange.collected_by, self._federation.rounds
-        late = (j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds)
-        if self._store.is_complete():  # all had everything once; who has lost it since says so
-            late = (j for j in late if j in self._barrier.state.connected)
-        return tuple(late)
+        late = [j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds]
+        # Who had everything once and has lost it since is there to say so.
+        return tuple(j for j in late if j not in self._exchange.served or j in self._barrier.state.connected)
 
     def _may_leave(self) -> bool:
         if self._leave_at is None:
             return False
-        if min(self._exchange.collected_by.values(), default=self._federation.rounds) >= self._federation.rounds:
-            self._store.save_complete()
         now, late = time.monotonic(), self._late()
         moved = self._servicer.bytes_sent + self._exchange.bytes_received
         if moved != self._moved:  # a transfer that moves is never cut
@@ -657,7 +659,7 @@ class Node:
             if self._status.state.explanation != explanation:
                 explanation, since = self._status.state.explanation, time.monotonic()
             elif time.monotonic() - since >= _LONG:
-                logger.info("still so after %g s: %s", _LONG, explanation)
+                logger.info("no change for %g s: %s", _LONG, explanation)
                 since = math.inf  # said once
 
     async def _stop_on_signal(self) -> NoReturn:

@@ -1,12 +1,14 @@
 """Every event of the barrier with the decisions that followed, on file: for a post-mortem, and to replay it.
 
 ``events.jsonl`` has one JSON object a line. A start of the service, and a new file, begin with the barrier's whole
-state; each further line is an event, the time at which it was taken in, and the decisions. At most two files are kept.
+state and the time of day, in seconds since the epoch; each further line is an event, the time at which it was taken in,
+and the decisions. At most two files are kept.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,7 +71,7 @@ class Recorder:
             "sources": barrier.sources,
             "state": _STATE.dump_python(barrier.state, mode="json"),
         }
-        self._file.write(json.dumps({"start": start}) + "\n")
+        self._file.write(json.dumps({"start": start, "time": time.time()}) + "\n")
         self._file.flush()
 
 
@@ -81,10 +83,14 @@ def _ends_a_line(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """One replayed line: what came in, what was recorded, and what the barrier of now says."""
+    """One replayed line: what came in, what was recorded, and what the barrier of now says.
+
+    ``now`` is the monotonic clock's time in seconds, ``time`` the time of day, as far as it is known from the start.
+    """
 
     line: int
     now: float
+    time: float
     event: Event
     recorded: list[dict[str, Any]]
     replayed: list[dict[str, Any]]
@@ -103,6 +109,7 @@ def replay(path: Path) -> Iterator[Step]:
         ValueError: a line is no recording; names it. A last line without an end is left out: its writer was killed.
     """
     barrier: Barrier | None = None
+    offset = 0.0
     teachers: dict[int, tuple[int, ...]] = {}
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -117,6 +124,7 @@ def replay(path: Path) -> Iterator[Step]:
         try:
             if "start" in tree:
                 barrier = _restore(tree["start"], teachers)
+                offset = tree["time"] - barrier.state.now
                 continue
             if barrier is None:
                 raise ValueError("the file does not begin with a start")
@@ -125,7 +133,8 @@ def replay(path: Path) -> Iterator[Step]:
                 teachers[event.round + 1] = tuple(tree["teachers"])
             decisions = barrier.step(Tick(tree["now"])) + barrier.step(event)
             replayed = json.loads(json.dumps(list(map(to_json, decisions))))
-            step = Step(number, tree["now"], event, tree["decisions"], replayed, barrier.explain())
+            now = tree["now"]
+            step = Step(number, now, now + offset, event, tree["decisions"], replayed, barrier.explain())
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} is not of a recording: {error}") from None
         yield step

@@ -29,6 +29,8 @@ from peer.words import name_peers
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after which it is worth a line who has not answered.
+_SAY_AFTER = 5.0
 #: A safetensors file without any tensor: no momentum.
 _EMPTY_CHECKPOINT = (2).to_bytes(8, "little") + b"{}"
 
@@ -89,11 +91,19 @@ async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict
     """Answers of all, or of those who answer in time; once they are enough, the rest get the time of one request."""
     asked = {peer: asyncio.ensure_future(link.hello()) for peer, link in links.items()}
     clock = asyncio.get_running_loop().time
-    until = clock() + waits.start
+    start = clock()
+    until = start + waits.start
+    said: tuple[int, ...] = ()
     try:
         has_enough = False
         while (open_still := [task for task in asked.values() if not task.done()]) and (left := until - clock()) > 0:
-            await asyncio.wait(open_still, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(open_still, timeout=min(left, _SAY_AFTER), return_when=asyncio.FIRST_COMPLETED)
+            silent = tuple(peer for peer, task in asked.items() if not task.done())
+            if silent and silent != said and clock() - start > _SAY_AFTER:
+                said = silent
+                logger.info(
+                    "waiting for the answer of %s, for %.0f s more at most", name_peers(silent), until - clock()
+                )
             if not has_enough and 1 + _witnesses(task.result() for task in asked.values() if task.done()) >= enough:
                 has_enough, until = True, min(until, clock() + waits.connect)
         return {peer: task.result() for peer, task in asked.items() if task.done()}

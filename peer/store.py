@@ -7,7 +7,7 @@
     seen.json                   the newest snapshot of every other peer that has been here
     best.json                   the best round of those that everybody has published
     history.jsonl, result.json  for the user
-    complete                    every other peer has all it needs of this one
+    served.json                 other peers that have had all they need of this one
     conflicts/                  evidence against peers that showed different snapshots of one round
     set-aside/                  own rounds that --recover has replaced
 
@@ -66,11 +66,13 @@ class Store:
             self._received.mkdir(exist_ok=True)
             self._lock.take(
                 f"peer {peer_id} is already running on state directory {self.root}",
-                "end that process, or give this one another --state-dir",
+                "end that process first",
             )
         except OSError as error:
+            advice = "mend that" if self.kept_rounds() else "mend that, or choose another with --state-dir"
             raise ConfigurationError(
-                f"state directory {self.root}: cannot be written ({error.strerror}); choose another with --state-dir"
+                f"state directory {self.root}: cannot be written ({error.filename or self.root}: {error.strerror}); "
+                f"{advice}"
             ) from None
         self._check_owner(federation, peer_id)
         for folder in (self._rounds, self._received):
@@ -134,9 +136,8 @@ class Store:
             manifest = self.manifest(number)
             if sha256_file(folder / SNAPSHOT_FILE) != manifest.sha256:
                 return f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
-            if not (folder / CHECKPOINT_FILE).exists():
-                return f"{CHECKPOINT_FILE} is missing"
-            RoundRecord.from_line((folder / RECORD).read_text())
+            if sha256_file(folder / CHECKPOINT_FILE) != self._record(number)[1]:
+                return f"{CHECKPOINT_FILE} does not have the digest that {RECORD} says"
         except OSError as error:
             return f"{Path(error.filename).name if error.filename else folder.name}: {error.strerror}"
         except (ValueError, TypeError, KeyError) as error:
@@ -148,7 +149,7 @@ class Store:
         number = self.last_round()
         if number < 1:
             return 0.0
-        seconds = RoundRecord.from_line((self.round_dir(number) / RECORD).read_text()).seconds
+        seconds = self._record(number)[0].seconds
         return seconds.teachers + seconds.train + seconds.validate
 
     def round_dir(self, number: int) -> Path:
@@ -198,7 +199,7 @@ class Store:
             seconds = replace(record.seconds, commit=time.monotonic() - start)
             for name, content in (
                 (MANIFEST, manifest.to_bytes()),
-                (RECORD, replace(record, seconds=seconds).to_line().encode()),
+                (RECORD, _record_document(replace(record, seconds=seconds), sha256_file(staging / CHECKPOINT_FILE))),
             ):
                 (staging / name).write_bytes(content)
                 _fsync(staging / name, number)
@@ -375,20 +376,30 @@ class Store:
         """
         path = self.root / "best.json"
         try:
-            return BestRound(**json.loads(path.read_text())) if path.exists() else BestRound()
+            best = BestRound(**json.loads(path.read_text())) if path.exists() else BestRound()
+            if not isinstance(best.round, int | None) or not isinstance(best.accuracy, float | int | None):
+                raise TypeError(f"{best}")
+            return best
         except (ValueError, TypeError):
             raise IncompleteError(
                 f"{path} is damaged; put back a copy, or remove it: the best round is then chosen among those to come"
             ) from None
 
-    def is_complete(self) -> bool:
-        """Whether every other peer has said that it has all it needs of this one."""
-        return (self.root / "complete").exists()
+    def load_served(self) -> set[int]:
+        """Other peers that have said that they have all they need of this one.
 
-    def save_complete(self) -> None:
+        Raises:
+            IncompleteError: the file is damaged.
+        """
+        path = self.root / "served.json"
+        try:
+            return set(map(int, json.loads(path.read_text()))) if path.exists() else set()
+        except (ValueError, TypeError):
+            raise IncompleteError(f"{path} is damaged; remove it, and the others are served once more") from None
+
+    def save_served(self, peers: set[int]) -> None:
         """Remember that durably."""
-        if not self.is_complete():
-            write_whole(self.root / "complete", "")
+        write_whole(self.root / "served.json", json.dumps(sorted(peers)) + "\n")
 
     def save_best(self, best: BestRound) -> None:
         write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
@@ -397,12 +408,21 @@ class Store:
         """Write result.json: this peer's entry for summary.json."""
         write_whole(self.root / "result.json", json.dumps(asdict(result), indent=1) + "\n")
 
+    def has_result(self) -> bool:
+        """Whether this peer has finished once."""
+        return (self.root / "result.json").exists()
+
     def result(self) -> PeerResult | None:
         """This peer's result; None before its last round."""
         path = self.root / "result.json"
         if not path.exists():
             return None
         return PeerResult.from_json(json.loads(path.read_text()))
+
+    def _record(self, number: int) -> tuple[RoundRecord, str]:
+        """What was committed with a round beside its manifest: its line of the history, and its checkpoint's sha256."""
+        document = json.loads((self.round_dir(number) / RECORD).read_text())
+        return RoundRecord.from_line(json.dumps(document["record"])), document["checkpoint_sha256"]
 
     def record_history(self) -> None:
         """Bring history.jsonl up to the last committed round.
@@ -424,7 +444,7 @@ class Store:
             return
         with path.open("a") as file:
             for number in missing:
-                record = RoundRecord.from_line((self.round_dir(number) / RECORD).read_text())
+                record, _ = self._record(number)
                 if lost := sorted(set(range(last + 1, number)) - set(record.skipped_rounds)):
                     logger.warning("%s has no lines for rounds %d to %d, which are lost", path, lost[0], lost[-1])
                 file.write(record.to_line())
@@ -454,6 +474,10 @@ class Store:
         path = self.root / "history.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _record_document(record: RoundRecord, checkpoint_sha256: str) -> bytes:
+    return json.dumps({"checkpoint_sha256": checkpoint_sha256, "record": json.loads(record.to_line())}).encode()
 
 
 def _record(path: Path, number: int, line: bytes) -> RoundRecord:

@@ -270,30 +270,17 @@ class Peers:
             each.end()
 
 
-def up(peers: Peers, *options: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """``crad-mesh up`` with light learners; peer i keeps its state in ``out/peers/i``."""
+def up_command(peers: Peers, *options: str) -> dict[str, Any]:
+    """Arguments for subprocess: ``crad-mesh up`` with light learners; peer i keeps its state in ``out/peers/i``."""
     path = os.pathsep.join(filter(None, [str(LIGHT), ENVIRONMENT.get("PYTHONPATH", "")]))
-    return subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "launch",
-            "up",
-            "--peers",
-            str(peers.file),
-            "--out",
-            "out",
-            "--threads",
-            "1",
-            *options,
-        ],
-        cwd=peers.folder,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**ENVIRONMENT, "PYTHONPATH": path, "LIGHT_CONTROL": str(peers.control), "COLUMNS": "1000"},
-    )
+    command = [sys.executable, "-P", "-m", "launch", "up", "--peers", str(peers.file), "--out", "out", "--threads", "1"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": path, "LIGHT_CONTROL": str(peers.control), "COLUMNS": "1000"}
+    return {"args": [*command, *options], "cwd": peers.folder, "env": environment}
+
+
+def up(peers: Peers, *options: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return subprocess.run(**up_command(peers, *options), capture_output=True, text=True, timeout=timeout)
 
 
 def assert_one_sentence(output: str, code: int, expected: ExitCode, sentence: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import re
@@ -17,6 +18,7 @@ import pytest
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.results import RoundRecord
+from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
 from launch.chaos import Chaos
 from launch.checker import check
 from launch.faults import Fault, plan
@@ -69,8 +71,12 @@ IDS = (0, 1, 2)
 ROUNDS = 3
 
 
+def snapshot(peer: int, number: int) -> bytes:
+    return f"{peer} {number}".encode()
+
+
 def digest(peer: int, number: int) -> str:
-    return f"{peer + 1:032x}{number + 1:032x}"
+    return hashlib.sha256(snapshot(peer, number)).hexdigest()
 
 
 class Run:
@@ -89,8 +95,12 @@ class Run:
         self.stores = {i: Store(folder / str(i)) for i in IDS}
         self.reference = [self.record(i, number) for i in IDS for number in range(1, ROUNDS + 1)]
         for i, store in self.stores.items():
+            (store.root / "rounds").mkdir(parents=True)
             for number in (ROUNDS - 1, ROUNDS):
-                self.put(store.round_dir(number) / "manifest.json", self.manifest(i, number))
+                staging = store.staging_dir(number)
+                (staging / SNAPSHOT_FILE).write_bytes(snapshot(i, number))
+                (staging / CHECKPOINT_FILE).touch()
+                store.commit(staging, self.manifest(i, number), self.record(i, number))
             for j in set(IDS) - {i}:
                 self.put(store.received_manifest_path(j, ROUNDS - 1), self.manifest(j, ROUNDS - 1))
             self.write_history(i, [self.record(i, number) for number in range(1, ROUNDS + 1)])
@@ -121,7 +131,7 @@ class Run:
             peer=peer,
             round=number,
             arch="cnn6",
-            size=1,
+            size=len(snapshot(peer, number)),
             sha256=digest(peer, number),
             statistics=ClassStatistics(counts=(1,), hits=(1,), predicted=(1,)),
             consumed=tuple(Consumed(peer=j, round=number - 1, sha256=digest(j, number - 1)) for j in IDS if j != peer),
@@ -146,6 +156,13 @@ def quorum(tmp_path: Path) -> Run:
 
 def test_nothing_is_wrong_with_an_undisturbed_run(run: Run) -> None:
     assert run.wrong() == []
+
+
+def test_a_damaged_round_on_disk(run: Run) -> None:
+    path = run.stores[1].round_dir(ROUNDS) / SNAPSHOT_FILE
+    path.write_bytes(b"something else")
+    (wrong,) = run.wrong()
+    assert wrong.startswith(f"peer 1: {path.parent} is damaged (snapshot.safetensors does not have the digest")
 
 
 def test_a_round_with_other_bytes_than_undisturbed(run: Run) -> None:

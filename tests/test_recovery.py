@@ -164,7 +164,7 @@ def test_a_disk_lost_when_all_have_finished_and_left(mesh: Callable[..., Peers],
     if power_cut:  # the last received files, as if they had not been made durable
         for path in state.glob("received/000004/*"):
             path.unlink()
-        (state / "complete").unlink()
+        (state / "served.json").unlink()
         back = peers.start(2)
         back.says("learner on cpu")
     else:
@@ -266,7 +266,7 @@ def test_the_others_say_whom_they_wait_for(mesh: Callable[..., Peers]) -> None:
     assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
     # Whoever was too slow to reach it before it ended waits for that; the other goes on with what it had of round 4.
     waits = re.compile(
-        r"round 5 waits to reach peer 2 \(not connected\) for the first time since the start"
+        r"round 5 waits until peer 2 has been reached since the start"
         r"|round 6 waits for round 5 of peers? (\d, )?2 \(not connected\)"
     )
     for each in again:
@@ -353,7 +353,13 @@ def test_files_beside_the_rounds_that_are_damaged_are_named(mesh: Callable[..., 
     for name, content, sentence in (
         ("seen.json", "[1]", r"seen\.json is damaged; .*Put back a copy, or remove it"),
         ("best.json", "{", r"best\.json is damaged; put back a copy, or remove it"),
-        ("history.jsonl", "{}\n", r"history\.jsonl is damaged in line 1; put back a copy, or remove that line"),
+        ("best.json", '{"round": "x", "accuracy": null}', r"best\.json is damaged; put back a copy, or remove it"),
+        ("served.json", "1", r"served\.json is damaged; remove it, and the others are served once more"),
+        (
+            "history.jsonl",
+            "{}\n" * 2 + (backups[3] / "history.jsonl").read_text(),
+            r"history\.jsonl is damaged in line 1; put back a copy, or remove that line",
+        ),
     ):
         put_back(backups[3], peers.state(1))
         (peers.state(1) / name).write_text(content)

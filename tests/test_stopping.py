@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT, LIGHT, Peer, Peers, assert_one_sentence, has_ended, until
+from processes import ENVIRONMENT, LIGHT, Peer, Peers, assert_one_sentence, has_ended, until, up, up_command
 
 from crad_p2p.errors import ExitCode
 
@@ -179,9 +180,42 @@ def test_a_finished_peer_that_is_started_again_waits_for_nobody(mesh: Callable[.
     peers = mesh(2, rounds=2)
     for each in peers.start_all():
         assert each.ended() == ExitCode.COMPLETE, each.output
-    again = peers.start(0)
+    before = peers.state(0).joinpath("result.json").read_text()
+    again = peers.start(0, "--linger", "1")
+    again.says("all have had what they need; serving 1 s more, should one come that lost its disk")
     assert again.ended(15) == ExitCode.COMPLETE, again.output
     assert "leaving after" not in again.output
+    assert json.loads(peers.state(0).joinpath("result.json").read_text())["best_round"] == 2
+    assert json.loads(before)["best_round"] == 2
+
+
+def test_what_a_finished_peer_found_best_stays(mesh: Callable[..., Peers]) -> None:
+    """Under policy quorum others may publish better models for the last round when all is over here."""
+    peers = mesh(2, rounds=3)
+    for each in peers.start_all():
+        assert each.ended() == ExitCode.COMPLETE, each.output
+    path = peers.state(0) / "best.json"
+    path.write_text(json.dumps({"round": 2, "accuracy": 0.0}))
+    again = peers.start(0, "--linger", "1")
+    assert again.ended(15) == ExitCode.COMPLETE, again.output
+    assert again.result().best_round == 2
+
+
+def test_the_peers_of_up_end_when_it_is_killed(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=3)
+    peers.tell("hold", 2)
+    process = subprocess.Popen(**up_command(peers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    logs = [peers.folder / f"out/peers/{i}/log.txt" for i in range(2)]
+    try:
+        until(lambda: all(log.exists() and "round 1 of 3 is published" in log.read_text() for log in logs), "round 1")
+        pids = [int(log.with_name("service.pid").read_text()) for log in logs]
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: all(has_ended(pid, log.parent) for pid, log in zip(pids, logs, strict=True)), "the peers end", 10)
+    assert all("stopped by SIGTERM after round 1 of 3" in log.read_text() for log in logs)
+    peers.tell("hold", None)
+    assert up(peers).returncode == ExitCode.COMPLETE
 
 
 def test_at_any_moment_of_a_start_with_a_real_learner(mesh: Callable[..., Peers]) -> None:

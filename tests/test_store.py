@@ -104,7 +104,9 @@ def test_a_committed_round_is_there_whole(store: Store) -> None:
     assert {path.name for path in folder.iterdir()} == ROUND_FILES
     assert (folder / SNAPSHOT_FILE).read_bytes() == b"snapshot 1"
     assert store.manifest(1) == manifest_of(1)
-    record = RoundRecord.from_line((folder / "record.json").read_text())
+    document = json.loads((folder / "record.json").read_text())
+    assert document["checkpoint_sha256"] == hashlib.sha256(b"checkpoint 1").hexdigest()
+    record = RoundRecord.from_line(json.dumps(document["record"]))
     assert record.seconds.commit > 0
     assert record == RoundRecord(**{**vars(record_of(1)), "seconds": record.seconds})
     assert record.seconds.train == 2.0
@@ -522,7 +524,8 @@ def test_the_first_evidence_of_a_round_stays(store: Store) -> None:
     [
         (SNAPSHOT_FILE, b"another", "snapshot.safetensors does not have the digest that manifest.json says"),
         (SNAPSHOT_FILE, None, "snapshot.safetensors: No such file or directory"),
-        (CHECKPOINT_FILE, None, "checkpoint.safetensors is missing"),
+        (CHECKPOINT_FILE, None, "checkpoint.safetensors: No such file or directory"),
+        (CHECKPOINT_FILE, b"another", "checkpoint.safetensors does not have the digest that record.json says"),
         ("manifest.json", None, "manifest.json: No such file or directory"),
         ("manifest.json", b"{}", "manifest.json or record.json: manifest field run: Field required"),
         ("record.json", None, "record.json: No such file or directory"),

@@ -16,7 +16,7 @@ from processes import free_port
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import RoundRecord
-from crad_p2p.snapshot import SNAPSHOT_FILE, Layout, TensorSpec
+from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, Layout, TensorSpec
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import LARGEST_CHUNK_BYTES, Waits, dial
 from peer.intake import Intake, document_digest
@@ -110,6 +110,7 @@ class Remote:
     async def publish(self, number: int) -> None:
         staging = self.store.staging_dir(number)
         (staging / SNAPSHOT_FILE).write_bytes(SNAPSHOT)
+        (staging / CHECKPOINT_FILE).touch()
         record = RoundRecord(peer=PEER, round=number, snapshot_sha256="", validation_accuracy=None)
         self.store.commit(staging, manifest_of(number), record)
         document = manifest_of(number).to_bytes()
