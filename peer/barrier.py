@@ -356,7 +356,7 @@ class Barrier:
     def _wanted_of(self, j: int) -> list[Decision]:
         s, wanted = self.state, list[Decision]()
         said, number = s.announced[j], s.published
-        if said >= number and j not in s.manifests | s.gone:
+        if said >= number and j not in s.manifests and (j not in s.gone or number == self.rounds):
             wanted.append(FetchManifest(j, number))
         if j in self._sources and j in s.manifests and j not in s.gone | s.refused and j not in s.snapshots:
             wanted.append(FetchSnapshot(j, number))
@@ -375,7 +375,8 @@ class Barrier:
 
     def _pending(self) -> list[int]:
         s = self.state
-        lost = s.gone if self.quorum else s.gone & s.manifests  # its owner has left after the last round
+        # Of the last round only a snapshot can be gone, with an owner that has left: manifests decide the best round.
+        lost = s.gone & s.manifests if s.published == self.rounds else s.gone if self.quorum else ()
         return [j for j in self.others if not self._has_arrived(j) and j not in lost]
 
     def _is_present(self, j: int) -> bool:

@@ -133,9 +133,9 @@ class Exchange:
         if state.collected >= self._federation.rounds and peer not in self.served:
             self.served.add(peer)
             self._store.save_served(self.served)
+        self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
         if state.leaving:
             self._lose_last(peer)
-        self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
 
     def _compare_data(self, peer: int) -> None:
         """Both sides cut the common data by themselves; what they got must be the same.

@@ -165,7 +165,7 @@ def test_a_last_snapshot_that_is_refused_is_not_waited_for() -> None:
 
 def test_the_last_snapshot_of_one_that_has_left_is_not_waited_for() -> None:
     barrier = running(2, *arrival(1, 2)[:3], Announced(2, 2))
-    assert barrier.step(Gone(2, 2)) == []  # its manifest decides the best round, and came with the news
+    assert barrier.step(Gone(2, 2)) == []  # its manifest decides the best round
     assert barrier.step(ManifestHeld(2, 2)) == [Collected(2), Release(), Finish()]
 
 
@@ -236,6 +236,12 @@ def test_an_unusable_teacher_is_named_and_left_out(usable: tuple[bool, bool], tr
     barrier = running(0, *MANIFESTS, *SNAPSHOTS)
     assert barrier.step(Taught(2, 0, usable=usable[1])) == []
     assert barrier.step(Taught(1, 0, usable=usable[0])) == [train]
+
+
+def test_the_manifest_of_one_that_has_left_is_fetched_all_the_same() -> None:
+    barrier = running(2, *arrival(1, 2)[:3], Gone(2, 2))
+    assert barrier.step(Announced(2, 2)) == [FetchManifest(2, 2)]
+    assert barrier.step(ManifestHeld(2, 2)) == [Collected(2), Release(), Finish()]
 
 
 def test_a_refusal_is_named_also_where_nobody_teaches_yet() -> None:
