@@ -73,11 +73,14 @@ def test_two_peers_whose_clocks_differ_by_ten_minutes(tmp_path: Path, start: Cal
 
 @pytest.mark.parametrize("package", ["crad_p2p", "peer", "launch"])
 def test_no_module_asks_for_the_time_of_day(package: str) -> None:
-    """``time.monotonic`` alone is used; the log's times are made by the logging library."""
+    """``time.monotonic`` alone is used; the log's times are made by the logging library.
+
+    The recorder writes it down once a start, for people who compare a recording with a log.
+    """
     asked = []
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
             if name in ("time.time", "datetime.now", "datetime.utcnow", "datetime.datetime.now", "date.today"):
-                asked.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
-    assert asked == []
+                asked.append(f"{path.relative_to(ROOT)}: {name}")
+    assert asked == (["peer/recorder.py: time.time"] if package == "peer" else [])
