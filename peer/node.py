@@ -147,7 +147,8 @@ class Node:
                 spawn=self._spawn,
                 may_lose=self._federation.barrier.policy == "quorum",
             )
-            self._had_served_all = exchange.served.issuperset(exchange.collected_by)
+            others = exchange.collected_by.keys()
+            self._had_served_all = bool(others) and exchange.served >= others
             self._start_work()
             for number in self._store.kept_rounds():
                 exchange.published(self._store.manifest(number))

@@ -247,8 +247,9 @@ def test_a_single_peer_runs_to_the_end(tmp_path: Path, start: Callable[..., Peer
     assert peer.ended() == ExitCode.COMPLETE, peer.output
     assert_as_expected(peer, expected)
     lines = [json.loads(line) for line in peer.output.splitlines()]
-    assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    assert all({"time", "peer", "level", "event"} <= line.keys() for line in lines)
     assert any(line["event"].startswith("all 2 rounds are done; best round") for line in lines)
+    assert not any("serving" in line["event"] for line in lines)  # whom?
 
     tree = json.loads((peer.state / "result.json").read_text())
     best = tree.pop("best_round")
