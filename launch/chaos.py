@@ -21,8 +21,9 @@ from pathlib import Path
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
+from crad_p2p.parent import end_with_parent
 from launch.faults import Fault, plan
-from launch.mesh import end_in_order_with_parent, environment, last_words, peer_dir
+from launch.mesh import environment, last_words, peer_dir
 from launch.proxy import Proxy
 from launch.quick import write_federation
 from peer.store import Store
@@ -126,6 +127,10 @@ class Chaos:
         while True:
             self.report.starts[peer] += 1
             process = self._services[peer] = await self._start(peer)
+            if peer in self.report.endings:  # it is back for another one, and stays no longer than that one takes
+                await self._until_all_ended(process)
+                if self._all_ended.is_set():
+                    return
             status = await process.wait()
             if status > 0 and status not in _FINISHED:
                 raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer)}")
@@ -136,6 +141,17 @@ class Chaos:
                 if not await self._is_needed(peer):
                     return
             await asyncio.sleep(max(0.0, self._away.pop(peer, 0.0) - time.monotonic()))
+
+    async def _until_all_ended(self, process: asyncio.subprocess.Process) -> None:
+        waits = [asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._all_ended.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+        finally:
+            for task in waits:
+                task.cancel()
 
     async def _is_needed(self, peer: int) -> bool:
         """Whether a peer that has finished is to be started again.
@@ -165,7 +181,7 @@ class Chaos:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=end_in_order_with_parent,
+                preexec_fn=_die_with_parent,
                 env=environment(),
             )
 
@@ -283,6 +299,11 @@ class Chaos:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _die_with_parent() -> None:
+    """A peer that is stopped would not act on a milder signal."""
+    end_with_parent(signal.SIGKILL)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

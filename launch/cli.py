@@ -262,14 +262,14 @@ def chaos(
         f"Faults: {kinds} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
         f"finished {report.settling_seconds:.0f} s after everything was mended."
     )
+    if wrong:
+        raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
     tried = report.faults.total() + report.missed
     if tried < faults:
         raise IncompleteError(
             f"all {rounds} rounds were done after {tried} of {faults} faults, so too little was tried; "
             f"give more --rounds"
         )
-    if wrong:
-        raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
     same = "every round has the bytes of the undisturbed run" if reference else "all histories agree"
     note(f"Nothing is wrong: {same}, and the recorded events of every peer replay to the same decisions.")
 

@@ -100,7 +100,8 @@ class Mesh:
         recover = self._recover
         while kills < _MAX_STARTS:
             status = await self._run_once(peer, ["--recover"] if recover else [])
-            recover = recover and Store(peer_dir(self._out, peer)).last_round() < 0  # killed before it was done
+            row = self._progress.rows.get(peer)
+            recover = recover and row is not None and row.phase in ("start", "recover")  # killed before it was done
             if status == ExitCode.COMPLETE:
                 return
             if status == ExitCode.RESERVATIONS:

@@ -179,6 +179,11 @@ class Barrier:
         return tuple(j for j in self.others if j not in self.state.absent or j in self.state.connected)
 
     @property
+    def waited_for(self) -> tuple[int, ...]:
+        """The others of whom something is still to come before the next round opens, or the last one is over."""
+        return tuple(self._pending())
+
+    @property
     def uncollected(self) -> tuple[int, ...]:
         """The others whose manifest of the last published round is not here."""
         return tuple(j for j in self.others if j not in self.state.manifests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from crad_p2p.errors import IncompleteError, PeersDisagreeError
 from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Consumed, Manifest
-from crad_p2p.snapshot import SnapshotError
+from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: Snapshots fetched at the same time; more would only share the same line.
 _PARALLEL_FETCHES = 4
+#: Times that a snapshot of the last round, from which nobody learns, may come damaged.
+_COPY_TRIES = 5
 
 
 class Exchange:
@@ -210,10 +213,11 @@ class Exchange:
                 await self._fetch_manifest(what.peer, what.round)
             else:
                 await self._fetch_snapshot(what.peer, what.round)
-        except RoundGoneError:
-            if not self._may_lose:
+        except (RoundGoneError, DamagedFileError) as error:
+            is_copy = what == e.FetchSnapshot(what.peer, self._federation.rounds)
+            if not self._may_lose and not is_copy:
                 raise
-            logger.info("round %d of peer %d is not kept there any more; going on without it", what.round, what.peer)
+            logger.info("going on without round %d of peer %d: %s", what.round, what.peer, error)
             self._tell(e.Gone(what.peer, what.round))
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
@@ -232,12 +236,14 @@ class Exchange:
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
         path = self._store.received_snapshot_path(peer, number)
         manifest = self._store.received_manifest(peer, number)
-        if self._store.is_refused(manifest):  # before an earlier end of this process
+        if await asyncio.to_thread(self._store.is_refused, manifest):  # before an earlier end of this process
             self._tell(e.SnapshotRefused(peer, number))
             return
         if not await self._holds_snapshot(path, manifest):
             try:
                 manifest = await self._download(manifest, path)
+            except DamagedFileError:
+                raise
             except SnapshotError as error:
                 logger.warning("the snapshot of peer %d is not used: %s", peer, error)
                 self._tell(e.SnapshotRefused(peer, number))
@@ -254,15 +260,17 @@ class Exchange:
         that round again, and nobody has used the first. It is reported all the same.
         """
         link = self._links[manifest.peer]
+        # One that is damaged where it lies must not keep anybody for ever from leaving after the last round.
+        tries = _COPY_TRIES if manifest.round == self._federation.rounds else math.inf
         try:
-            await link.snapshot(manifest, path, self._intake)
+            await link.snapshot(manifest, path, self._intake, tries=tries)
         except RoundGoneError:
             now = await link.manifest(manifest.round, self._intake)
             if now.sha256 == manifest.sha256:
                 raise
             self._examine(now)
             self._store.save_received_manifest(now)
-            await link.snapshot(now, path, self._intake)
+            await link.snapshot(now, path, self._intake, tries=tries)
             return now
         return manifest
 

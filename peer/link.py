@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -151,11 +152,12 @@ class Link:
                 )
         raise AssertionError("attempts never end")
 
-    async def snapshot(self, manifest: Manifest, path: Path, intake: Intake) -> None:
+    async def snapshot(self, manifest: Manifest, path: Path, intake: Intake, *, tries: float = math.inf) -> None:
         """Fetch a snapshot to ``path``, resumed where it was cut, and check it; repeated until it is right.
 
         Raises:
             SnapshotError: it came as announced, and must not be used; ``path`` has the suffix ``.refused`` then.
+            DamagedFileError: it came damaged so many times as ``tries`` says.
             RoundGoneError: the peer does not keep that round (any more).
         """
         partial = path.with_suffix(".partial")
@@ -171,6 +173,9 @@ class Link:
                 return
             except DamagedFileError as error:
                 partial.unlink(missing_ok=True)
+                tries -= 1
+                if tries <= 0:
+                    raise
                 attempt.failed(
                     logger,
                     f"{what} refused: {error}; fetching it again from the start",

@@ -104,6 +104,8 @@ class Node:
         self._left_behind: tuple[int, ...] = ()  # had not said that they have everything when the linger time was over
         self._leave_at: float | None = None  # set once the last round is evaluated
         self._stay_until = 0.0
+        self._cut_off_since = math.inf  # from all whose last model is still to come
+        self._gave_up = False
         self._moved = 0  # bytes of snapshots, sent and received
 
     async def run(self) -> None:
@@ -169,7 +171,7 @@ class Node:
             await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
             if server is not None:
                 await server.stop(grace=1.0)
-            with suppress(OSError, CradError):  # where this fails, the next start mends it
+            with suppress(OSError, CradError, ValueError):  # where this fails, the next start mends or tells it
                 self._store.record_history()
             self._store.close()
 
@@ -256,8 +258,9 @@ class Node:
     async def _next(self) -> e.Event | tuple[LearnerProcess, Message]:
         """What comes next; the time, where that alone may change something."""
         times = [time for time in (self._barrier.wake_at, self._leave_at) if time is not None]
-        if self._leave_at is not None and self._stay_until > time.monotonic():
-            times.append(self._stay_until)
+        if self._leave_at is not None:
+            later = (self._stay_until, self._cut_off_since + _RETURN)
+            times += [each for each in later if time.monotonic() < each < math.inf]
         if not times:
             return await self._inbox.get()
         try:
@@ -550,7 +553,7 @@ class Node:
         return BestRound()
 
     def _choose_best(self, number: int) -> None:
-        if number == self._federation.rounds and self._store.has_result():
+        if number == self._federation.rounds and self._store.has_result() and self._best.round is not None:
             return  # it was chosen before this start; what others have published since does not change it
         manifests = [self._store.manifest(number), *self._exchange.newest_manifests(number)]
         if self._best.offer(number, manifests):
@@ -614,8 +617,9 @@ class Node:
             return False
         now, late = time.monotonic(), self._late()
         moved = self._servicer.bytes_sent + self._exchange.bytes_received
-        if moved != self._moved:  # a transfer that moves is never cut
+        if moved != self._moved:
             self._moved, self._leave_at = moved, now + self._waits.linger
+            self._stay_until = max(self._stay_until, now + _RETURN) if self._had_served_all else 0.0
         if now >= self._leave_at:
             if late:
                 after = f"{self._waits.linger:g} s"
@@ -624,7 +628,24 @@ class Node:
                 logger.info("leaving after %g s: %s", self._waits.linger, self._barrier.explain())
             self._left_behind = late
             return True
-        return not late and self._barrier.state.released and now >= self._stay_until
+        return not late and self._has_all_copies(now) and now >= self._stay_until
+
+    def _has_all_copies(self, now: float) -> bool:
+        """Whether no last model of others is still to come; those who do not need this peer are not kept by it."""
+        if self._barrier.state.released or self._gave_up:
+            return True
+        if any(j in self._barrier.state.connected for j in self._barrier.waited_for):
+            self._cut_off_since = math.inf
+        else:
+            self._cut_off_since = min(self._cut_off_since, now)
+        if now - self._cut_off_since >= _RETURN:
+            logger.info(
+                "the last models of %s are not here, and nobody learns from them: not waiting for a line to them",
+                name_peers(self._barrier.waited_for),
+            )
+            self._gave_up = True
+            self._status.update(collected=self._federation.rounds)
+        return self._gave_up
 
     def _say_reservations(self) -> None:
         """End with more than a word if the run was not as it should be.

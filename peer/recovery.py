@@ -45,13 +45,16 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
         IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
     """
     links = {peer: Link(federation, own_id, peer, waits) for peer in federation.ids if peer != own_id}
+    is_remembered = federation.teachers_of(own_id, federation.rounds) != ()  # else no snapshot ever leaves its peer
     try:
-        replies = await _ask_all(links, _enough(federation), waits)
-        _require_enough(federation, own_id, replies, waits.start)
+        replies = await _ask_all(links, _enough(federation), waits, is_remembered)
+        _require_enough(federation, own_id, replies, waits.start, is_remembered)
         newest = _newest(own_id, replies)
-        damaged = [number for number in store.kept_rounds() if store.damage(number)]
-        for number in damaged:
-            store.set_aside(number)
+        damaged: list[int] = []
+        while bad := [number for number in store.kept_rounds() if store.damage(number)]:  # of the last more is wanted
+            damaged += bad
+            for number in bad:
+                store.set_aside(number)
         if newest is None or _is_here(store, newest):
             last = store.last_round()
         else:
@@ -87,7 +90,9 @@ def _enough(federation: Federation) -> int:
     return federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
 
 
-async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict[int, peer_pb2.HelloReply]:
+async def _ask_all(
+    links: Mapping[int, Link], enough: int, waits: Waits, is_remembered: bool
+) -> dict[int, peer_pb2.HelloReply]:
     """Answers of all, or of those who answer in time; once they are enough, the rest get the time of one request."""
     asked = {peer: asyncio.ensure_future(link.hello()) for peer, link in links.items()}
     clock = asyncio.get_running_loop().time
@@ -104,7 +109,8 @@ async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict
                 logger.info(
                     "waiting for the answer of %s, for %.0f s more at most", name_peers(silent), until - clock()
                 )
-            if not has_enough and 1 + _witnesses(task.result() for task in asked.values() if task.done()) >= enough:
+            answers = [task.result() for task in asked.values() if task.done()]
+            if not has_enough and 1 + _witnesses(answers, is_remembered) >= enough:
                 has_enough, until = True, min(until, clock() + waits.connect)
         return {peer: task.result() for peer, task in asked.items() if task.done()}
     finally:
@@ -112,16 +118,20 @@ async def _ask_all(links: Mapping[int, Link], enough: int, waits: Waits) -> dict
             task.cancel()
 
 
-def _witnesses(replies: Iterable[peer_pb2.HelloReply]) -> int:
-    """How many of them have had a snapshot of anybody."""
-    return sum(reply.remembers for reply in replies)
+def _witnesses(replies: Iterable[peer_pb2.HelloReply], is_remembered: bool) -> int:
+    """How many of them have had a snapshot of anybody, where that can be."""
+    return sum(reply.remembers or not is_remembered for reply in replies)
 
 
 def _require_enough(
-    federation: Federation, own_id: int, replies: Mapping[int, peer_pb2.HelloReply], seconds: float
+    federation: Federation,
+    own_id: int,
+    replies: Mapping[int, peer_pb2.HelloReply],
+    seconds: float,
+    is_remembered: bool,
 ) -> None:
     size, enough = len(federation.peers), _enough(federation)
-    if 1 + len(replies) < size and 1 + _witnesses(replies.values()) < enough:
+    if 1 + len(replies) < size and 1 + _witnesses(replies.values(), is_remembered) < enough:
         who = f"enough are up whose disks are whole ({enough} of {size} peers, this one included)"
         who = who if enough < size else "all others are up"
         silent = [peer for peer in federation.ids if peer != own_id and peer not in replies]

@@ -136,7 +136,9 @@ class Store:
             manifest = self.manifest(number)
             if sha256_file(folder / SNAPSHOT_FILE) != manifest.sha256:
                 return f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
-            if sha256_file(folder / CHECKPOINT_FILE) != self._record(number)[1]:
+            digest = self._record(number)[1]
+            # Training goes on from the last round alone; of an older one only the model is still wanted.
+            if number == self.last_round() and sha256_file(folder / CHECKPOINT_FILE) != digest:
                 return f"{CHECKPOINT_FILE} does not have the digest that {RECORD} says"
         except OSError as error:
             return f"{Path(error.filename).name if error.filename else folder.name}: {error.strerror}"
@@ -422,7 +424,10 @@ class Store:
     def _record(self, number: int) -> tuple[RoundRecord, str]:
         """What was committed with a round beside its manifest: its line of the history, and its checkpoint's sha256."""
         document = json.loads((self.round_dir(number) / RECORD).read_text())
-        return RoundRecord.from_line(json.dumps(document["record"])), document["checkpoint_sha256"]
+        try:
+            return RoundRecord.from_line(json.dumps(document["record"])), document["checkpoint_sha256"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{RECORD} of round {number}: {error!r}") from None
 
     def record_history(self) -> None:
         """Bring history.jsonl up to the last committed round.

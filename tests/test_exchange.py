@@ -137,6 +137,27 @@ async def test_what_was_refused_before_a_restart_is_not_fetched_again(tmp_path: 
         await until(lambda: here.events[1:] == [e.SnapshotHeld(PEER, 0, 0)])
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_last_snapshot_that_its_owner_does_not_have_whole_is_given_up(tmp_path: Path, lost: bool) -> None:
+    """Nobody learns from it, so it must not keep anybody from leaving, nor end a peer."""
+    last = federation(1).rounds
+
+    @in_loop
+    async def run() -> None:
+        async with serving(tmp_path, first=last) as remote, exchanging(remote, tmp_path) as here:
+            here.exchange.fetch(e.FetchManifest(PEER, last))
+            await until(lambda: here.events == [e.ManifestHeld(PEER, last)])
+            path = remote.store.round_dir(last) / "snapshot.safetensors"
+            if lost:
+                path.unlink()
+            else:
+                path.write_bytes(SNAPSHOT[:-1] + b"?")
+            here.exchange.fetch(e.FetchSnapshot(PEER, last))
+            await until(lambda: here.events[1:] == [e.Gone(PEER, last)], 30)
+
+    run()
+
+
 @in_loop
 async def test_the_last_snapshot_of_a_peer_that_leaves_is_given_up(tmp_path: Path) -> None:
     last = federation(1).rounds

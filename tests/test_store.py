@@ -550,6 +550,10 @@ def test_a_damaged_round_is_named_whichever_it_is(
         path.unlink()
     else:
         path.write_bytes(content)
+    if name == CHECKPOINT_FILE and number == 0:  # training goes on from round 1
+        store.check_rounds()
+        store.close()
+        return
     with pytest.raises(IncompleteError, match="--recover") as raised:
         store.check_rounds()
     assert str(raised.value).startswith(f"{store.round_dir(number)} is damaged ({reason}")
