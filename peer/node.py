@@ -628,7 +628,7 @@ class Node:
                 logger.info("leaving after %g s: %s", self._waits.linger, self._barrier.explain())
             self._left_behind = late
             return True
-        return not late and self._has_all_copies(now) and now >= self._stay_until
+        return self._has_all_copies(now) and not late and now >= self._stay_until
 
     def _has_all_copies(self, now: float) -> bool:
         """Whether no last model of others is still to come; those who do not need this peer are not kept by it."""

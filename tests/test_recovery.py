@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,29 @@ async def test_a_slow_last_transfer_is_not_cut(mesh: Callable[..., Peers]) -> No
         for each in (one, two):
             assert await asyncio.to_thread(each.ended, 30) == ExitCode.COMPLETE, each.output
     assert two.has(0, 1)
+
+
+@in_loop
+async def test_a_last_transfer_that_is_cut_for_good_keeps_no_third_peer_waiting(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=2, linger=14.0)
+    size = str(1 << 21)  # 8 MiB
+    hasty = (sys.executable, "-P", "-c", "import peer.node, peer.cli; peer.node._RETURN = 1.0; peer.cli.main()")
+    async with Proxy(f"127.0.0.1:{peers.ports[0]}") as proxy:
+        view = peers.write_file(peers.folder / "view", {0: proxy.port})
+        one, cut_off, third = (
+            peers.start(i, file=view if i == 1 else None, command=hasty, LIGHT_FLOATS=size) for i in range(3)
+        )
+        partial = cut_off.state / "received/000002/0.partial"
+        await asyncio.to_thread(cut_off.reach, 1)
+        proxy.down.bandwidth = 3_000_000
+        await asyncio.to_thread(until, partial.exists, "the last transfer is under way")
+        since = time.monotonic()
+        proxy.cut()
+        for each in (third, one):
+            assert await asyncio.to_thread(each.ended, 30) == ExitCode.COMPLETE, each.output
+        assert time.monotonic() - since < peers.linger - 1  # the cut is noticed after seven seconds
+        assert "the last models of peer 0 are not here, and nobody learns from them" in cut_off.output
+        cut_off.kill()
 
 
 def test_a_disk_lost_while_nobody_teaches_yet(mesh: Callable[..., Peers]) -> None:
