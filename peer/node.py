@@ -45,7 +45,7 @@ _MAX_LEARNER_STARTS = 5
 #: Seconds after which an unchanged situation is worth a line in the log.
 _LONG = 30.0
 #: Seconds that a peer which had finished serves when it is started again, for one that has lost its disk since.
-_RETURN = 10.0
+_RETURN = 5.0
 #: Seconds that watchers get to read the last state.
 _FAREWELL = 5.0
 

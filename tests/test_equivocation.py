@@ -40,7 +40,7 @@ def assert_said(peer: Peer, round_number: int, first: str, first_source: str, se
         f"and {second[:12]}… ({second_source}); peer 2 has published twice, or one of those who say so is wrong; "
         f"evidence is kept in {path}"
     )
-    assert line in peer.output, (line, peer.output)
+    until(lambda: line in peer.output, f"{line} in {peer.output}", 10)  # the file is there a moment earlier
 
 
 def test_a_peer_with_two_faces_is_noticed_by_everybody_one_round_later(mesh: Callable[..., Peers]) -> None:
