@@ -39,7 +39,8 @@ class Mesh:
     Args:
         peers_file: the federation file that every peer reads.
         out: DIR; peer i keeps its state in DIR/peers/i and its log in DIR/peers/i/log.txt.
-        recover: start every peer with --recover, which changes nothing where nothing was lost; again only without.
+        recover: start every peer with --recover, which changes nothing where nothing was lost; one that is killed later
+            is started again without it.
 
     Attributes:
         reservations: last words of the peers that finished with reservations (exit code 11).

@@ -168,10 +168,8 @@ class Barrier:
     def teachers_done(self) -> tuple[int, int]:
         """How many of this round's teachers the learner has run, and how many there are."""
         s = self.state
-        expected = (
-            len(self._teachers) - len(s.refused.intersection(self._teachers)) if s.chosen is None else len(s.chosen)
-        )
-        return len(s.taught), expected
+        expected = s.chosen if s.chosen is not None else set(self._teachers) - s.refused
+        return len(s.taught), len(expected)
 
     @property
     def waited_for_at_the_end(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
 from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
+from peer.leaving import RETURN, Leaving, Verdict
 from peer.recorder import Recorder
 from peer.recovery import recover
 from peer.reservations import reservations
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 _MAX_LEARNER_STARTS = 5
 #: Seconds after which an unchanged situation is worth a line in the log.
 _LONG = 30.0
-#: Seconds that a peer which had finished serves when it is started again, for one that has lost its disk since.
-_RETURN = 5.0
 #: Seconds that watchers get to read the last state.
 _FAREWELL = 5.0
 
@@ -102,11 +101,7 @@ class Node:
         # Missing and stale teachers of the last round:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._left_behind: tuple[int, ...] = ()  # had not said that they have everything when the linger time was over
-        self._leave_at: float | None = None  # set once the last round is evaluated
-        self._stay_until = 0.0
-        self._cut_off_since = math.inf  # from all whose last model is still to come
-        self._gave_up = False
-        self._moved = 0  # bytes of snapshots, sent and received
+        self._leaving: Leaving | None = None  # once the last round is evaluated
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
@@ -257,14 +252,14 @@ class Node:
 
     async def _next(self) -> e.Event | tuple[LearnerProcess, Message]:
         """What comes next; the time, where that alone may change something."""
-        times = [time for time in (self._barrier.wake_at, self._leave_at) if time is not None]
-        if self._leave_at is not None:
-            later = (self._stay_until, self._cut_off_since + _RETURN)
-            times += [each for each in later if time.monotonic() < each < math.inf]
-        if not times:
+        now, wake_at = time.monotonic(), self._barrier.wake_at
+        due = math.inf if wake_at is None else wake_at
+        if self._leaving is not None:
+            due = min(due, self._leaving.wake_at(now))
+        if due == math.inf:
             return await self._inbox.get()
         try:
-            return await within(max(0.0, min(times) - time.monotonic()), self._inbox.get())
+            return await within(max(0.0, due - now), self._inbox.get())
         except TimeoutError:
             return e.Tick(time.monotonic())
 
@@ -593,10 +588,9 @@ class Node:
         self._learner_task.cancel()
         if self._child is not None:
             await self._child.stop()
-        self._leave_at = time.monotonic() + self._waits.linger
+        self._leaving = Leaving(time.monotonic(), self._waits.linger, had_finished=self._had_served_all)
         if self._had_served_all:  # somebody may have lost its disk since
-            seconds = min(self._waits.linger, _RETURN)
-            self._stay_until = time.monotonic() + seconds
+            seconds = min(self._waits.linger, RETURN)
             logger.info("all have had what they need; serving %g s more, should one come that lost its disk", seconds)
         elif self._late() or not self._barrier.state.released:
             logger.info(
@@ -613,39 +607,24 @@ class Node:
         return tuple(j for j in late if j not in self._exchange.served or j in self._barrier.state.connected)
 
     def _may_leave(self) -> bool:
-        if self._leave_at is None:
+        if self._leaving is None:
             return False
-        now, late = time.monotonic(), self._late()
+        late, state = self._late(), self._barrier.state
+        wanted = () if state.released else self._barrier.waited_for
         moved = self._servicer.bytes_sent + self._exchange.bytes_received
-        if moved != self._moved:
-            self._moved, self._leave_at = moved, now + self._waits.linger
-            self._stay_until = max(self._stay_until, now + _RETURN) if self._had_served_all else 0.0
-        if now >= self._leave_at:
+        gave_up = self._leaving.gave_up
+        verdict = self._leaving.look(time.monotonic(), late=late, wanted=wanted, connected=state.connected, moved=moved)
+        if self._leaving.gave_up and not gave_up:
+            logger.info("nobody learns from the last models of %s, which cannot be reached now", name_peers(wanted))
+            self._status.update(collected=self._federation.rounds)  # so that this peer keeps nobody
+        if verdict is Verdict.TIME_IS_OVER:
             if late:
-                after = f"{self._waits.linger:g} s"
-                logger.warning("leaving after %s, though %s may not have everything", after, name_peers(late))
-            elif not self._barrier.state.released:  # only copies, for those that lose their disk
+                who = name_peers(late)
+                logger.warning("leaving after %g s, though %s may not have everything", self._waits.linger, who)
+            else:
                 logger.info("leaving after %g s: %s", self._waits.linger, self._barrier.explain())
             self._left_behind = late
-            return True
-        return self._has_all_copies(now) and not late and now >= self._stay_until
-
-    def _has_all_copies(self, now: float) -> bool:
-        """Whether no last model of others is still to come; those who do not need this peer are not kept by it."""
-        if self._barrier.state.released or self._gave_up:
-            return True
-        if any(j in self._barrier.state.connected for j in self._barrier.waited_for):
-            self._cut_off_since = math.inf
-        else:
-            self._cut_off_since = min(self._cut_off_since, now)
-        if now - self._cut_off_since >= _RETURN:
-            logger.info(
-                "the last models of %s are not here, and nobody learns from them: not waiting for a line to them",
-                name_peers(self._barrier.waited_for),
-            )
-            self._gave_up = True
-            self._status.update(collected=self._federation.rounds)
-        return self._gave_up
+        return verdict is not Verdict.STAY
 
     def _say_reservations(self) -> None:
         """End with more than a word if the run was not as it should be.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from peer.words import name_peers
 
 logger = logging.getLogger(__name__)
 
+AreEnough = Callable[[Collection[peer_pb2.HelloReply]], bool]
+
 #: Seconds after which it is worth a line who has not answered.
 _SAY_AFTER = 5.0
 #: A safetensors file without any tensor: no momentum.
@@ -45,10 +48,9 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
         IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
     """
     links = {peer: Link(federation, own_id, peer, waits) for peer in federation.ids if peer != own_id}
-    is_remembered = federation.teachers_of(own_id, federation.rounds) != ()  # else no snapshot ever leaves its peer
     try:
-        replies = await _ask_all(links, _enough(federation), waits, is_remembered)
-        _require_enough(federation, own_id, replies, waits.start, is_remembered)
+        replies = await _ask_all(links, partial(_are_enough, federation, own_id), waits)
+        _require_enough(federation, own_id, replies, waits.start)
         newest = _newest(own_id, replies)
         damaged: list[int] = []
         while bad := [number for number in store.kept_rounds() if store.damage(number)]:  # of the last more is wanted
@@ -90,9 +92,7 @@ def _enough(federation: Federation) -> int:
     return federation.barrier.quorum(size)[0] if federation.barrier.policy == "quorum" else size
 
 
-async def _ask_all(
-    links: Mapping[int, Link], enough: int, waits: Waits, is_remembered: bool
-) -> dict[int, peer_pb2.HelloReply]:
+async def _ask_all(links: Mapping[int, Link], are_enough: AreEnough, waits: Waits) -> dict[int, peer_pb2.HelloReply]:
     """Answers of all, or of those who answer in time; once they are enough, the rest get the time of one request."""
     asked = {peer: asyncio.ensure_future(link.hello()) for peer, link in links.items()}
     clock = asyncio.get_running_loop().time
@@ -110,7 +110,7 @@ async def _ask_all(
                     "waiting for the answer of %s, for %.0f s more at most", name_peers(silent), until - clock()
                 )
             answers = [task.result() for task in asked.values() if task.done()]
-            if not has_enough and 1 + _witnesses(answers, is_remembered) >= enough:
+            if not has_enough and are_enough(answers):
                 has_enough, until = True, min(until, clock() + waits.connect)
         return {peer: task.result() for peer, task in asked.items() if task.done()}
     finally:
@@ -118,20 +118,18 @@ async def _ask_all(
             task.cancel()
 
 
-def _witnesses(replies: Iterable[peer_pb2.HelloReply], is_remembered: bool) -> int:
-    """How many of them have had a snapshot of anybody, where that can be."""
-    return sum(reply.remembers or not is_remembered for reply in replies)
+def _are_enough(federation: Federation, own_id: int, replies: Collection[peer_pb2.HelloReply]) -> bool:
+    """Whether these answers will do: all, or enough of those who have had a snapshot of anybody."""
+    is_remembered = federation.teachers_of(own_id, federation.rounds) != ()  # else no snapshot ever leaves its peer
+    witnesses = sum(reply.remembers or not is_remembered for reply in replies)
+    return 1 + len(replies) == len(federation.peers) or 1 + witnesses >= _enough(federation)
 
 
 def _require_enough(
-    federation: Federation,
-    own_id: int,
-    replies: Mapping[int, peer_pb2.HelloReply],
-    seconds: float,
-    is_remembered: bool,
+    federation: Federation, own_id: int, replies: Mapping[int, peer_pb2.HelloReply], seconds: float
 ) -> None:
-    size, enough = len(federation.peers), _enough(federation)
-    if 1 + len(replies) < size and 1 + _witnesses(replies.values(), is_remembered) < enough:
+    if not _are_enough(federation, own_id, replies.values()):
+        size, enough = len(federation.peers), _enough(federation)
         who = f"enough are up whose disks are whole ({enough} of {size} peers, this one included)"
         who = who if enough < size else "all others are up"
         silent = [peer for peer in federation.ids if peer != own_id and peer not in replies]

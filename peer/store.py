@@ -136,7 +136,7 @@ class Store:
             manifest = self.manifest(number)
             if sha256_file(folder / SNAPSHOT_FILE) != manifest.sha256:
                 return f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
-            digest = self._record(number)[1]
+            digest = self._committed_record(number)[1]
             # Training goes on from the last round alone; of an older one only the model is still wanted.
             if number == self.last_round() and sha256_file(folder / CHECKPOINT_FILE) != digest:
                 return f"{CHECKPOINT_FILE} does not have the digest that {RECORD} says"
@@ -151,7 +151,7 @@ class Store:
         number = self.last_round()
         if number < 1:
             return 0.0
-        seconds = self._record(number)[0].seconds
+        seconds = self._committed_record(number)[0].seconds
         return seconds.teachers + seconds.train + seconds.validate
 
     def round_dir(self, number: int) -> Path:
@@ -421,7 +421,7 @@ class Store:
             return None
         return PeerResult.from_json(json.loads(path.read_text()))
 
-    def _record(self, number: int) -> tuple[RoundRecord, str]:
+    def _committed_record(self, number: int) -> tuple[RoundRecord, str]:
         """What was committed with a round beside its manifest: its line of the history, and its checkpoint's sha256."""
         document = json.loads((self.round_dir(number) / RECORD).read_text())
         try:
@@ -441,7 +441,7 @@ class Store:
         text = path.read_bytes() if path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]  # a killed process can leave half a line
         lines = whole.splitlines()
-        last = _record(path, len(lines), lines[-1]).round if lines else 0
+        last = _history_line(path, len(lines), lines[-1]).round if lines else 0
         if whole != text:
             write_whole(path, whole.decode())
         missing = [number for number in self.kept_rounds() if number > last]
@@ -449,7 +449,7 @@ class Store:
             return
         with path.open("a") as file:
             for number in missing:
-                record, _ = self._record(number)
+                record, _ = self._committed_record(number)
                 if lost := sorted(set(range(last + 1, number)) - set(record.skipped_rounds)):
                     logger.warning("%s has no lines for rounds %d to %d, which are lost", path, lost[0], lost[-1])
                 file.write(record.to_line())
@@ -478,14 +478,14 @@ class Store:
         """
         path = self.root / "history.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        return [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+        return [_history_line(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
 def _record_document(record: RoundRecord, checkpoint_sha256: str) -> bytes:
     return json.dumps({"checkpoint_sha256": checkpoint_sha256, "record": json.loads(record.to_line())}).encode()
 
 
-def _record(path: Path, number: int, line: bytes) -> RoundRecord:
+def _history_line(path: Path, number: int, line: bytes) -> RoundRecord:
     try:
         return RoundRecord.from_line(line.decode())
     except (ValueError, TypeError, KeyError, AttributeError):
