@@ -2,75 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
 import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import DEAF, Peer, Peers, assert_one_sentence, until, up
-from wire import in_loop
+from disks import (
+    NOTHING,
+    RESTORED,
+    assert_refused,
+    copy_of,
+    digests,
+    finish,
+    manifests,
+    put_back,
+    stopped_at,
+    two_last,
+)
+from processes import DEAF, Peers, assert_one_sentence, until, up
 
 from crad_p2p.errors import ExitCode
-from launch.proxy import Proxy
-
-NOTHING = "(?:there is no round here|the newest here is round 0)"  # which may be made before the others answer
-RESTORED = "this state directory was restored from an older copy, or is not the one that this peer ran with"
-
-
-def copy_of(state: Path, name: str) -> Path:
-    """A backup of a state directory, also of a running peer."""
-    return Path(shutil.copytree(state, state.with_name(name), ignore=shutil.ignore_patterns("*.partial", ".staging*")))
-
-
-def put_back(backup: Path, state: Path) -> None:
-    shutil.rmtree(state)
-    shutil.copytree(backup, state)
-
-
-def digests(state: Path) -> dict[str, str]:
-    """sha256 of the snapshots that are here, by round; each as its manifest says."""
-    found = {}
-    for path in sorted(state.glob("rounds/[0-9]*/snapshot.safetensors")):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        assert json.loads(path.with_name("manifest.json").read_text())["sha256"] == digest
-        found[path.parent.name] = digest
-    return found
-
-
-def manifests(state: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in state.glob("rounds/[0-9]*/manifest.json")}
-
-
-def two_last(found: dict[str, object]) -> dict[str, object]:
-    return dict(sorted(found.items())[-2:])
-
-
-def stopped_at(peers: Peers, number: int, *earlier: int) -> tuple[list[Peer], dict[int, Path]]:
-    """A federation of which the last peer was stopped at this round, with backups of its state at earlier ones."""
-    running = peers.run_to(earlier[0] if earlier else number)
-    backups = {}
-    for each in earlier:
-        peers.go_to(each, running)
-        backups[each] = copy_of(running[-1].state, f"backup-{each}")
-    peers.go_to(number, running)
-    assert running[-1].stop() < 5
-    backups[number] = copy_of(running[-1].state, f"backup-{number}")
-    return running[:-1], backups
-
-
-def finish(peers: Peers, running: list[Peer], rounds: int) -> None:
-    peers.tell("hold", None)
-    for each in running:
-        assert each.ended() == ExitCode.COMPLETE, each.output
-        assert each.result().rounds_completed == rounds
-
 
 # --- an older copy ----------------------------------------------------------------------------------------------------
 
@@ -118,10 +73,7 @@ def test_an_empty_directory_is_refused_and_recovered(mesh: Callable[..., Peers])
     peers = mesh(3, rounds=7)
     others, backups = stopped_at(peers, 4)
     shutil.rmtree(peers.state(2))
-    refused = peers.start(2)
-    code = refused.ended(20)
-    sentence = rf"peer [01] has had round 4 of this peer, and {NOTHING}: {RESTORED}"
-    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    assert_refused(peers, "4")
     for each in others:
         assert "trained" not in each.output
         waits = "round 5 waits for round 4 of peer 2"
@@ -132,117 +84,14 @@ def test_an_empty_directory_is_refused_and_recovered(mesh: Callable[..., Peers])
     assert [r.snapshot_sha256 for r in back.history()][:2] == list(two_last(digests(backups[4])).values())
 
 
-def test_a_disk_lost_after_the_last_round(mesh: Callable[..., Peers]) -> None:
-    """Nobody learns from the last round, and its snapshot is with the others all the same."""
-    peers = mesh(3, rounds=4)
-    one, behind, lost = peers.run_to(3)
-    peers.tell("hold", 4, peer=1)
-    peers.tell("hold", None)
-    until(lambda: one.has(2, 4), "the last round of peer 2 is with peer 0")
-    lost.kill()
-    before = digests(lost.state)
-    shutil.rmtree(lost.state)
-
-    refused = peers.start(2)
-    sentence = f"peer [01] has had round [34] of this peer, and {NOTHING}: {RESTORED}.*--recover.*"
-    code = refused.ended(20)
-    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
-    back = peers.start(2, "--recover")
-    back.says("round 4 of this peer is back, from peer 0")
-    back.says("round 3 of this peer is back, from peer [01]")
-    peers.tell("hold", None, peer=1)
-    finish(peers, [one, behind, back], 4)
-    assert two_last(digests(back.state)) == two_last(before)
-
-
-@pytest.mark.parametrize("power_cut", [False, True])
-def test_a_disk_lost_when_all_have_finished_and_left(mesh: Callable[..., Peers], power_cut: bool) -> None:
-    """Who is started again for it stays as long as it needs them."""
-    peers = mesh(3, rounds=4, linger=4.0)
-    for each in peers.start_all():
-        assert each.ended() == ExitCode.COMPLETE, each.output
-    state = peers.state(2)
-    before = digests(state)
-    if power_cut:  # the last received files, as if they had not been made durable
-        for path in state.glob("received/000004/*"):
-            path.unlink()
-        (state / "served.json").unlink()
-        back = peers.start(2)
-        back.says("learner on cpu")
-    else:
-        shutil.rmtree(state)
-        back = peers.start(2, "--recover")
-        back.says("asking all other peers")
-    others = [peers.start(i) for i in (0, 1)]
-    for each in [back, *others]:
-        assert each.ended(60) == ExitCode.COMPLETE, each.output
-    assert two_last(digests(state)) == two_last(before)
-    assert back.has(0, 4)
-    assert back.has(1, 4)
-    assert back.result().rounds_completed == 4
-
-
-def test_a_snapshot_of_the_last_round_that_must_not_be_used_is_reported(mesh: Callable[..., Peers]) -> None:
-    peers = mesh(3, rounds=3)
-    peers.tell("misname", 3, peer=2)
-    one, two, wrong = peers.start_all()
-    for each in (one, two):
-        code = each.ended()
-        sentence = r"all 3 rounds are done, with reservations: snapshots of peer 2 were refused\. .*"
-        assert_one_sentence(each.output, code, ExitCode.RESERVATIONS, sentence)
-    assert wrong.ended() == ExitCode.COMPLETE, wrong.output
-    again = peers.start(0, "--linger", "1")  # it remembers, and asks nobody
-    assert again.ended(30) == ExitCode.RESERVATIONS, again.output
-
-
-@in_loop
-async def test_a_slow_last_transfer_is_not_cut(mesh: Callable[..., Peers]) -> None:
-    """It takes longer than the linger time, and moves; what is under way, some megabytes, takes less."""
-    peers = mesh(2, rounds=1, linger=2.0)
-    size = str(1 << 22)  # 16 MiB
-    async with Proxy(f"127.0.0.1:{peers.ports[0]}") as proxy:
-        proxy.down.bandwidth = 4_000_000
-        one = peers.start(0, LIGHT_FLOATS=size)
-        two = peers.start(1, file=peers.write_file(peers.folder / "view", {0: proxy.port}), LIGHT_FLOATS=size)
-        for each in (one, two):
-            assert await asyncio.to_thread(each.ended, 30) == ExitCode.COMPLETE, each.output
-    assert two.has(0, 1)
-
-
-@in_loop
-async def test_a_last_transfer_that_is_cut_for_good_keeps_no_third_peer_waiting(mesh: Callable[..., Peers]) -> None:
-    peers = mesh(3, rounds=2, linger=14.0)
-    size = str(1 << 21)  # 8 MiB
-    hasty = (sys.executable, "-P", "-c", "import peer.leaving, peer.cli; peer.leaving.RETURN = 1.0; peer.cli.main()")
-    async with Proxy(f"127.0.0.1:{peers.ports[0]}") as proxy:
-        view = peers.write_file(peers.folder / "view", {0: proxy.port})
-        one, cut_off, third = (
-            peers.start(i, file=view if i == 1 else None, command=hasty, LIGHT_FLOATS=size) for i in range(3)
-        )
-        partial = cut_off.state / "received/000002/0.partial"
-        await asyncio.to_thread(cut_off.reach, 1)
-        proxy.down.bandwidth = 3_000_000
-        await asyncio.to_thread(until, partial.exists, "the last transfer is under way")
-        since = time.monotonic()
-        proxy.cut()
-        for each in (third, one):
-            assert await asyncio.to_thread(each.ended, 30) == ExitCode.COMPLETE, each.output
-        assert time.monotonic() - since < peers.linger - 1  # the cut is noticed after seven seconds
-        assert "nobody learns from the last models of peer 0, which cannot be reached now" in cut_off.output
-        cut_off.kill()
-
-
 def test_a_disk_lost_while_nobody_teaches_yet(mesh: Callable[..., Peers]) -> None:
     peers = mesh(3, rounds=6, method={"warmup_rounds": 4})
     others, backups = stopped_at(peers, 3)
     shutil.rmtree(peers.state(2))
-    refused = peers.start(2)
-    sentence = f"peer [01] has had round 3 of this peer, and {NOTHING}: {RESTORED}.*"
-    code = refused.ended(20)
-    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    assert_refused(peers, "3")
     back = peers.start(2, "--recover")
     back.says("learner on cpu")
-    assert digests(peers.state(2)) == two_last(digests(backups[3]))
+    assert two_last(digests(peers.state(2))) == two_last(digests(backups[3]))
     finish(peers, [*others, back], 6)
 
 
