@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadFileScheduling
+
+import launch.quick
 
 pytest.register_assert_rewrite("processes")  # its assertions are to say as much as those of tests
 from processes import Peer, Peers  # noqa: E402
 
 #: A learner for tests that is no test.
 collect_ignore = ["light"]
+#: Tests that need both cores, or watch the time: never two of them side by side.
+MESHES = ("test_kills.py", "test_network.py", "test_mesh.py", "test_chaos.py", "test_flat.py")
+
+
+def pytest_configure() -> None:
+    """Each of the processes that test side by side gives its meshes ports of its own."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    launch.quick._PORTS = launch.quick._PORTS[mine::count]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first, so that both processes have something to do until the end."""
+    items.sort(key=lambda item: item.path.name not in MESHES)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """By file, and all of ``MESHES`` one after the other, as if they were one file."""
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "meshes" if Path(file).name in MESHES else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
