@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for command, out in (("up", "mesh"), ("simulate", "simulation")):
         ended = mesh(command, *QUICK, "--out", out, cwd=folder)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
     return folder / "mesh", folder / "simulation"
 
 
