@@ -22,13 +22,15 @@ from peer.intake import Intake
 from peer.link import Link, RoundGoneError
 from peer.status import Status
 from peer.store import Store
+from peer.turns import Slots
 from peer.waiting import to_the_end
 from peer.witness import Conflict, Witness
 
 logger = logging.getLogger(__name__)
 
-#: Snapshots fetched at the same time; more would only share the same line.
-_PARALLEL_FETCHES = 4
+#: Snapshots fetched at the same time, as long as each is done within so many seconds; more would only share the same
+#: line.
+_PARALLEL_FETCHES, _FAST = 4, 5.0
 #: Times that a snapshot of the last round, from which nobody learns, may come damaged.
 _COPY_TRIES = 5
 
@@ -75,7 +77,7 @@ class Exchange:
         self._intake_known = asyncio.Event()
         self._seen_saved = asyncio.Lock()
         self._seen_unsaved = False
-        slots = asyncio.Semaphore(_PARALLEL_FETCHES)
+        slots = Slots(_PARALLEL_FETCHES, _FAST)
         self._links = {
             peer: Link(
                 federation,
@@ -116,6 +118,9 @@ class Exchange:
     def use(self, intake: Intake, data_digest: str) -> None:
         """Now that the learner is there it is known what may come in, and which data are common."""
         self._intake = intake
+        if self._may_lose and not self._intake_known.is_set():
+            for peer in self._links:
+                self._spawn(self._tell_held(peer))
         self._intake_known.set()
         self._status.update(data_digest=data_digest)
         for peer in self._latest_states:
@@ -217,7 +222,8 @@ class Exchange:
             is_copy = what == e.FetchSnapshot(what.peer, self._federation.rounds)
             if not self._may_lose and not is_copy:
                 raise
-            logger.info("going on without round %d of peer %d: %s", what.round, what.peer, error)
+            reason = "it does not keep it any more" if isinstance(error, RoundGoneError) else error
+            logger.info("going on without round %d of peer %d: %s", what.round, what.peer, reason)
             self._tell(e.Gone(what.peer, what.round))
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
@@ -292,6 +298,19 @@ class Exchange:
         except SnapshotError as error:
             logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
             return None
+
+    async def _tell_held(self, peer: int) -> None:
+        """The newest snapshot of a peer that is whole here: should the peer stay away, it teaches with that."""
+        for number in reversed(self._store.received_rounds(peer)):
+            with suppress(FileNotFoundError):  # older ones are deleted meanwhile
+                manifest = self._store.received_manifest(peer, number)
+                refused = await asyncio.to_thread(self._store.is_refused, manifest)
+                if not refused and await self._holds_snapshot(
+                    self._store.received_snapshot_path(peer, number), manifest
+                ):
+                    await self._remember(manifest)
+                    self._tell(e.SnapshotHeld(peer, number, manifest.model_round))
+                    return
 
     async def _holds_snapshot(self, path: Path, manifest: Manifest) -> bool:
         if not path.exists():

@@ -26,6 +26,7 @@ from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import LARGEST_CHUNK_BYTES, Waits, dial
 from peer.hello import describe_disagreement, greeting
 from peer.intake import Intake
+from peer.turns import Slots, Turns
 from peer.waiting import within
 
 logger = logging.getLogger(__name__)
@@ -65,12 +66,13 @@ class Link:
         on_hello: Callable[[int, peer_pb2.HelloReply], None] = lambda *_: None,
         on_state: Callable[[int, peer_pb2.PeerState], None] = lambda *_: None,
         on_connection: Callable[[int, bool], None] = lambda *_: None,
-        slots: asyncio.Semaphore | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self.peer = peer
         self.bytes_received = 0
         self.transfer_seconds = 0.0
-        self._slots = slots or asyncio.Semaphore(1)
+        self._slots = slots or Slots(1, math.inf)
+        self._turns = Turns()
         self._address = federation.peer(peer).address
         self._federation = federation
         self._own_id = own_id
@@ -164,7 +166,7 @@ class Link:
         what = f"snapshot of round {manifest.round} of peer {manifest.peer}"
         async for attempt in _attempts():
             try:
-                async with self._slots, self._timed(), self._call() as stub:
+                async with self._turns.take(manifest.round), self._slots.take(), self._timed(), self._call() as stub:
                     await self._download(stub, manifest, partial)
                 await self._check(intake, partial, manifest)
                 fail_point("snapshot-received", manifest.round)

@@ -42,6 +42,11 @@ DEAF = (
 )
 
 
+def doctored(code: str) -> tuple[str, ...]:
+    """A command: Python that runs this code."""
+    return (sys.executable, "-P", "-c", code)
+
+
 def free_port() -> int:
     return free_ports(1)[0]
 

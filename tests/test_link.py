@@ -46,6 +46,7 @@ from peer.channels import CHUNK_BYTES, LARGEST_CHUNK_BYTES, Waits
 from peer.intake import Intake, document_digest
 from peer.link import Link
 from peer.server import start_server
+from peer.turns import Slots
 
 
 @pytest.fixture(autouse=True)
@@ -609,7 +610,7 @@ async def test_a_snapshot_that_is_as_announced_but_of_another_layout_is_refused_
 
 @in_loop
 async def test_a_peer_that_is_away_does_not_keep_others_from_being_fetched(tmp_path: Path) -> None:
-    slots = asyncio.Semaphore(1)
+    slots = Slots(1, 60.0)
     async with serving(tmp_path) as remote:
         away, there = (Link(federation(port), ME, PEER, WAITS, slots=slots) for port in (free_port(), remote.port))
         task = asyncio.create_task(away.snapshot(manifest_of(0), tmp_path / "away.safetensors", INTAKE))

@@ -8,12 +8,25 @@ import time
 from collections.abc import Callable
 
 import pytest
-from processes import Peer, Peers, assert_one_sentence, until, up
+from processes import COMMAND, Peer, Peers, assert_one_sentence, doctored, until, up
 
 from crad_p2p.errors import ExitCode
 
 GRACE = 1.0
 QUORUM = {"policy": "quorum", "grace": GRACE}
+#: A peer from which snapshots come, byte by byte.
+THIN = """
+import asyncio, peer.cli, peer.server
+from peer._proto.crad.v1 import peer_pb2
+async def trickle(self, request, context):
+    await self._published(request.peer, request.round, context)
+    data = (self._store.round_dir(request.round) / "snapshot.safetensors").read_bytes()
+    for offset in range(request.offset, len(data)):
+        yield peer_pb2.Chunk(offset=offset, data=data[offset : offset + 1])
+        await asyncio.sleep(1)
+peer.server.PeerServicer.GetSnapshot = trickle
+peer.cli.main()
+"""
 
 
 def rounds_without(peer: Peer, other: int, field: str) -> list[int]:
@@ -124,6 +137,31 @@ def test_the_manifest_says_who_was_missing_and_whose_model_was_old(mesh: Callabl
         assert "peer 2 had not said that the last round is done there when this peer left" in each.last_words()
         assert {record.round for record in each.history()} == set(range(1, 13))
     assert time.monotonic() - start < 20  # and not the linger time
+
+
+def test_thin_lines_of_some_do_not_keep_the_snapshots_of_others_from_coming(mesh: Callable[..., Peers]) -> None:
+    """Two of five send a byte a second: their transfers move, are never cut, and more are asked for in every round."""
+    peers = mesh(5, rounds=100_000, barrier={**QUORUM, "max_staleness": 3})
+    running = [peers.start(i, "--start-wait", "3", command=doctored(THIN) if i < 2 else (COMMAND,)) for i in range(5)]
+    for each in running[2:]:
+        each.reach(12)
+    for each in running[2:]:
+        others = {2, 3, 4} - {each.manifest(12).peer}
+        assert all(rounds_without(each, other, "missing_teachers") == [] for other in others), each.output
+        assert "--recover" not in each.output
+
+
+def test_after_a_restart_a_missing_peer_still_teaches_with_what_is_here_of_it(mesh: Callable[..., Peers]) -> None:
+    """Its newest manifest is here, and its snapshot is not; that of the round before is."""
+    peers = mesh(3, rounds=8, barrier={**QUORUM, "max_staleness": 3})
+    for each in peers.run_to(4):
+        each.kill()
+    for i in (0, 1):
+        (peers.state(i) / "received/000004/2.safetensors").unlink()
+    peers.tell("hold", 6)
+    for each in [peers.start(i, "--start-wait", "3") for i in (0, 1)]:
+        each.reach(5)
+        assert (2, 3) in {(consumed.peer, consumed.round) for consumed in each.manifest(5).consumed}, each.output
 
 
 # --- too few ----------------------------------------------------------------------------------------------------------

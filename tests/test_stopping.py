@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT, LIGHT, Peer, Peers, assert_one_sentence, has_ended, until, up, up_command
+from processes import ENVIRONMENT, LIGHT, Peer, Peers, assert_one_sentence, doctored, has_ended, until, up, up_command
 
 from crad_p2p.errors import ExitCode
 
@@ -50,10 +50,6 @@ def forget(self, **fields):
 peer.status.Status.update = forget
 peer.cli.main()
 """
-
-
-def doctored(code: str) -> tuple[str, ...]:
-    return (sys.executable, "-P", "-c", code)
 
 
 def assert_leaves(peer: Peer, number: signal.Signals, sentence: str) -> None:

@@ -107,8 +107,11 @@ class Learner:
                     Path(command["folder"], "snapshot.safetensors").read_bytes()
                     self.emit("restored", round=self.last)
                 case "teach":
-                    Path(command["snapshot"]).read_bytes()
+                    snapshot = Path(command["snapshot"]).read_bytes()
                     manifest = json.loads(Path(command["manifest"]).read_bytes())
+                    if hashlib.sha256(snapshot).hexdigest() != manifest["sha256"]:
+                        self.emit("failed", exit_code=8, message=f"{command['snapshot']} is not that of its manifest")
+                        os._exit(8)
                     self.emit("taught", peer=manifest["peer"], round=manifest["round"], usable=True)
                 case "train":
                     self.train(self.last + 1, command["folder"])

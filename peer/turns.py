@@ -1,0 +1,72 @@
+"""Who may transfer now: of one peer the newest round first, and of all peers a few at a time, unless they are slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Turns:
+    """One at a time, and of those that wait the highest round first: a slow line is not shared with older rounds."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: dict[asyncio.Future[None], int] = {}
+
+    @asynccontextmanager
+    async def take(self, number: int) -> AsyncIterator[None]:
+        """The turn of one who wants this round, once it comes."""
+        if self._is_taken:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting[turn] = number
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._waiting.pop(turn, None)
+                if not turn.cancelled():  # it came at the same moment
+                    self._pass_on()
+                raise
+        self._is_taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._is_taken = bool(self._waiting)
+        if self._waiting:
+            turn = max(self._waiting, key=self._waiting.__getitem__)
+            del self._waiting[turn]
+            turn.set_result(None)
+
+
+class Slots:
+    """At most ``count`` at a time; but one that takes longer than ``seconds`` goes on without its slot.
+
+    Transfers of a few peers with thin lines take minutes, and leave room on the line here: they must not keep those of
+    all others from being begun.
+    """
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._seconds = seconds
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """A slot, once one is free."""
+        await self._free.acquire()
+        is_held = True
+
+        def give_back() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(self._seconds, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            give_back()
