@@ -158,17 +158,22 @@ class Node:
                 await self._signals.unless_told(self._say_farewell())
             self._say_reservations()
         finally:
+            # Side by side: each takes seconds if the learner does not react, or somebody does not read.
+            stopping = [self._stop_exchanging(server, exchange)]
             if self._child is not None:
-                await self._child.stop()
-            if exchange is not None:
-                await exchange.close()
-            self._status.close()
-            await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
-            if server is not None:
-                await server.stop(grace=1.0)
+                stopping.append(self._child.stop())
+            await asyncio.gather(*stopping)
             with suppress(OSError, CradError, ValueError):  # where this fails, the next start mends or tells it
                 self._store.record_history()
             self._store.close()
+
+    async def _stop_exchanging(self, server: Server | None, exchange: Exchange | None) -> None:
+        if exchange is not None:
+            await exchange.close()
+        self._status.close()
+        await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
+        if server is not None:
+            await server.stop(grace=1.0)
 
     async def _take_part(self, published: int) -> None:
         federation = self._federation

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two tries to listen again.
 _REBIND = 0.1
+#: How gRPC names the tasks of its calls.
+_CALL = "rpc_task"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -168,6 +170,10 @@ class Server:
         await self._server.stop(grace)
         if self._supervision is not None:
             await self._supervision
+        # Calls that were cut off end a moment later than the server; gRPC prints a traceback for one that is cancelled
+        # at that moment, as the end of the loop would do.
+        if rest := [task for task in asyncio.all_tasks() if task.get_name() == _CALL]:
+            await asyncio.wait(rest, timeout=grace)
 
     def _bound(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=SERVER_OPTIONS)

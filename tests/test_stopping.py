@@ -139,12 +139,13 @@ def test_in_a_transfer_from_another(mesh: Callable[..., Peers]) -> None:
     assert_leaves(fetching, signal.SIGINT, sentence)
 
 
-def test_in_a_transfer_to_another(mesh: Callable[..., Peers]) -> None:
+def test_in_a_transfer_to_another_while_the_learner_does_not_react(mesh: Callable[..., Peers]) -> None:
     peers = mesh(2, rounds=5)
     large = str(4 << 20)  # more than is under way at a time
     giving = peers.start(0, LIGHT_FLOATS=large)
     fetching = peers.start(1, command=doctored(SLUGGISH), LIGHT_FLOATS=large)
     fetching.says("has read a little")
+    os.kill(giving.learner(), signal.SIGSTOP)  # what takes long must not add up
     assert_leaves(giving, signal.SIGTERM, "stopped by SIGTERM .*; start the same command again to continue")
     fetching.kill()
 
