@@ -164,10 +164,11 @@ class Link:
         """
         partial = path.with_suffix(".partial")
         what = f"snapshot of round {manifest.round} of peer {manifest.peer}"
+        was_damaged = False
         async for attempt in _attempts():
             try:
                 async with self._turns.take(manifest.round), self._slots.take(), self._timed(), self._call() as stub:
-                    await self._download(stub, manifest, partial)
+                    await self._download(stub, manifest, partial, recheck=was_damaged)
                 await self._check(intake, partial, manifest)
                 fail_point("snapshot-received", manifest.round)
                 partial.rename(path)
@@ -175,6 +176,7 @@ class Link:
                 return
             except DamagedFileError as error:
                 partial.unlink(missing_ok=True)
+                was_damaged = True
                 tries -= 1
                 if tries <= 0:
                     raise
@@ -184,7 +186,9 @@ class Link:
                     longest=_LONGEST_DELAY_AFTER_DAMAGE,
                 )
             except _CallError as error:
-                is_repeated = attempt.failed(logger, f"{what} cut at byte {_size(partial)}: {error}; resuming")
+                at = _size(partial)
+                how = f"cut at byte {at}: {error}; resuming" if at else f"did not come: {error}; asking again"
+                is_repeated = attempt.failed(logger, f"{what} {how}")
                 self._raise_if_gone(error, manifest.round, is_repeated=is_repeated)
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -288,7 +292,7 @@ class Link:
             partial.rename(partial.with_suffix(".refused"))  # kept aside as evidence
             raise
 
-    async def _download(self, stub: Any, manifest: Manifest, partial: Path) -> None:
+    async def _download(self, stub: Any, manifest: Manifest, partial: Path, *, recheck: bool) -> None:
         """Append to ``partial`` what is missing.
 
         Raises:
@@ -296,7 +300,7 @@ class Link:
         """
         offset = _size(partial)
         request = peer_pb2.GetSnapshotRequest(
-            peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset
+            peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset, recheck=recheck
         )
         call = stub.GetSnapshot(request)
         try:

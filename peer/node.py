@@ -96,6 +96,7 @@ class Node:
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._unanswered = 0
+        self._damage = asyncio.Event()  # somebody was sent bytes that are not those of the manifest
         self._train_samples = 0
         self._peak_rss = 0
         # Missing and stale teachers of the last round:
@@ -122,7 +123,9 @@ class Node:
         server = exchange = None
         try:
             witness = Witness(self._store.load_seen())
-            self._servicer = PeerServicer(self._federation, self._id, self._store, self._status, witness)
+            self._servicer = PeerServicer(
+                self._federation, self._id, self._store, self._status, witness, on_damage=self._damage.set
+            )
             server = Server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
             if self._host.recover:
@@ -190,8 +193,8 @@ class Node:
         self._recorder = Recorder(self._host.state_dir, self._barrier)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                background = [self._spawn(self._stop_on_signal()), self._spawn(self._say_what_takes_long())]
-                background += self._exchange.watch()
+                watches = (self._stop_on_signal(), self._stop_on_damage(), self._say_what_takes_long())
+                background = [self._spawn(each) for each in watches] + self._exchange.watch()
                 self._learner_task = self._spawn(self._run_learner())
                 await self._pump()
                 await self._exchange.forget_before(federation.rounds + 1)  # nothing is needed any more
@@ -678,6 +681,13 @@ class Node:
             )
         where = f"after round {done} of {rounds}" if done > 0 else "before the end of its first round"
         raise IncompleteError(f"stopped by {name} {where}; start the same command again to continue")
+
+    async def _stop_on_damage(self) -> NoReturn:
+        """End when a committed round does not have its bytes any more: nobody can go on with it."""
+        while True:
+            await self._damage.wait()
+            self._damage.clear()
+            await asyncio.to_thread(self._store.check_rounds)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

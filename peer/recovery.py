@@ -34,6 +34,8 @@ AreEnough = Callable[[Collection[peer_pb2.HelloReply]], bool]
 
 #: Seconds after which it is worth a line who has not answered.
 _SAY_AFTER = 5.0
+#: Times that a snapshot may come damaged before the next holder is asked.
+_TRIES = 3
 #: A safetensors file without any tensor: no momentum.
 _EMPTY_CHECKPOINT = (2).to_bytes(8, "little") + b"{}"
 
@@ -184,7 +186,8 @@ async def _fetch(
 async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake, waits: Waits) -> None:
     number = manifest.round
     staging: Path = store.staging_dir(number)
-    await _while_it_moves(link, link.snapshot(manifest, staging / SNAPSHOT_FILE, intake), waits.no_progress)
+    transfer = link.snapshot(manifest, staging / SNAPSHOT_FILE, intake, tries=_TRIES)
+    await _while_it_moves(link, transfer, waits.no_progress)
     (staging / CHECKPOINT_FILE).write_bytes(_EMPTY_CHECKPOINT)
     if store.round_dir(number).exists():  # damaged, or not what the others have had; nor is what came after it
         for each in range(number, store.last_round() + 1):

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -17,7 +18,7 @@ from crad_p2p.errors import PortTakenError
 from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
-from crad_p2p.snapshot import SNAPSHOT_FILE
+from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
 from peer.hello import describe_disagreement
@@ -41,10 +42,17 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
 
     Args:
         witness: what has been here of the peers that call.
+        on_damage: called when a committed round turns out to be damaged on disk.
     """
 
     def __init__(
-        self, federation: Federation, peer_id: int, store: Store, status: Status, witness: Witness | None = None
+        self,
+        federation: Federation,
+        peer_id: int,
+        store: Store,
+        status: Status,
+        witness: Witness | None = None,
+        on_damage: Callable[[], None] = lambda: None,
     ) -> None:
         self._federation = federation
         self._agreed = json.dumps(federation.agreed()).encode()
@@ -52,6 +60,8 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         self._store = store
         self._status = status
         self._witness = witness or Witness({})
+        self._on_damage = on_damage
+        self._checking = asyncio.Lock()
         self.bytes_sent = 0
         self._callers: dict[int, str] = {}  # on which connection each peer has last said hello
 
@@ -103,19 +113,40 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
             if own
             else self._store.received_snapshot_path(request.peer, request.round)
         )
+        if request.recheck:
+            await self._check(path, manifest, context)
         try:
             # The open file stays readable to its end even if the round is deleted meanwhile.
-            fd = os.open(path, os.O_RDONLY)
+            with path.open("rb", buffering=0) as file:
+                offset = request.offset
+                while data := os.pread(file.fileno(), CHUNK_BYTES, offset):
+                    yield peer_pb2.Chunk(offset=offset, data=data)
+                    offset += len(data)
+                    self.bytes_sent += len(data)
         except FileNotFoundError:
             await self._gone(request.peer, request.round, context)
-        try:
-            offset = request.offset
-            while data := os.pread(fd, CHUNK_BYTES, offset):
-                yield peer_pb2.Chunk(offset=offset, data=data)
-                offset += len(data)
-                self.bytes_sent += len(data)
-        finally:
-            os.close(fd)
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", path, error.strerror)
+            await self._check(path, manifest, context)
+            await context.abort(grpc.StatusCode.INTERNAL, f"peer {self._id} cannot read that file now")
+
+    async def _check(self, path: Path, manifest: Manifest, context: Context) -> None:
+        """End the call if a file is not, or not any more, what its manifest says."""
+        async with self._checking:  # however many ask
+            try:
+                is_whole = await asyncio.to_thread(sha256_file, path) == manifest.sha256
+            except FileNotFoundError:
+                await self._gone(manifest.peer, manifest.round, context)
+            except OSError:
+                is_whole = False
+        if is_whole:
+            return
+        if manifest.peer != self._id:  # somebody else may have it
+            await self._gone(manifest.peer, manifest.round, context)
+        self._on_damage()
+        await context.abort(
+            grpc.StatusCode.DATA_LOSS, f"round {manifest.round} is damaged on the disk of peer {self._id}"
+        )
 
     async def _published(self, peer: int, number: int, context: Context) -> Manifest:
         """Manifest of a round that is kept here; ends the call otherwise."""

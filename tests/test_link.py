@@ -39,7 +39,7 @@ from wire import (
 import peer.server
 from crad_p2p import __version__
 from crad_p2p.errors import IncompleteError, PeersDisagreeError, PortTakenError
-from crad_p2p.snapshot import SnapshotError, TensorSpec
+from crad_p2p.snapshot import SNAPSHOT_FILE, SnapshotError, TensorSpec
 from launch.proxy import Proxy
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import CHUNK_BYTES, LARGEST_CHUNK_BYTES, Waits
@@ -623,6 +623,27 @@ async def test_a_peer_that_is_away_does_not_keep_others_from_being_fetched(tmp_p
             await away.close()
             await there.close()
     assert there.transfer_seconds > 0
+
+
+@in_loop
+async def test_a_file_that_cannot_be_read_is_told_without_its_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as remote, linked(remote.port) as link:
+        file = remote.store.round_dir(0) / SNAPSHOT_FILE
+        file.rename(tmp_path / "aside")
+        file.mkdir()  # opens and does not read, as a file on a broken disk
+        task = asyncio.create_task(link.snapshot(manifest_of(0), tmp_path / "1.safetensors", INTAKE))
+        told = "snapshot of round 0 of peer 1 did not come: data loss (round 0 is damaged on the disk of peer 1)"
+        try:
+            await until(lambda: told in caplog.text)
+            file.rmdir()
+            (tmp_path / "aside").rename(file)
+            await asyncio.wait_for(task, 20)
+        finally:
+            await stopped(task)
+    assert "Traceback" not in caplog.text
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 @in_loop

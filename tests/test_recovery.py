@@ -200,6 +200,27 @@ def test_a_damaged_round_is_named_and_recovered(mesh: Callable[..., Peers]) -> N
     assert history[3].train_loss == 1.0  # the line was there, and says more than the others know
 
 
+def test_a_snapshot_that_goes_bad_while_its_owner_runs_ends_it_with_a_sentence(mesh: Callable[..., Peers]) -> None:
+    """Those to whom it is sent see it first, and ask its owner to look at it."""
+    peers = mesh(3, rounds=7)
+    *others, owner = peers.run_to(4)
+    for each in others:
+        each.process.send_signal(signal.SIGSTOP)
+    peers.tell("hold", 6)
+    owner.reach(5)
+    folder = owner.state / "rounds/000005"
+    path = folder / "snapshot.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    for each in others:
+        each.process.send_signal(signal.SIGCONT)
+    code = owner.ended(30)
+    sentence = rf"{folder} is damaged \(snapshot\.safetensors does not have the digest .*\); start with --recover to .*"
+    assert_one_sentence(owner.output, code, ExitCode.INCOMPLETE, sentence)
+    back = peers.start(2, "--recover")
+    back.says("going on from round 4")
+    finish(peers, [*others, back], 7)
+
+
 def test_a_last_round_that_nobody_has_had_is_made_again(mesh: Callable[..., Peers]) -> None:
     peers = mesh(3, rounds=7)
     *others, ahead = peers.run_to(4)

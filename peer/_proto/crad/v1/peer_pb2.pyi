@@ -83,16 +83,18 @@ class GetManifestReply(_message.Message):
     def __init__(self, document: _Optional[bytes] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
-    __slots__ = ("peer", "round", "sha256", "offset")
+    __slots__ = ("peer", "round", "sha256", "offset", "recheck")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RECHECK_FIELD_NUMBER: _ClassVar[int]
     peer: int
     round: int
     sha256: str
     offset: int
-    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    recheck: bool
+    def __init__(self, peer: _Optional[int] = ..., round: _Optional[int] = ..., sha256: _Optional[str] = ..., offset: _Optional[int] = ..., recheck: bool = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data")
