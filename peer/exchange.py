@@ -382,7 +382,8 @@ def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply, rounds:
     number, last = reply.seen_round, store.last_round()
     advice = (
         "this state directory was restored from an older copy, or is not the one that this peer ran with. Start the "
-        "same command with --recover to fetch its last rounds back from the others, or put back the newer directory"
+        "same command with --recover to fetch its last rounds back from the others (if they have finished and left, "
+        "start them again after this one), or put back the newer directory"
     )
     if number > last:
         here = f"the newest here is round {last}" if last >= 0 else "there is no round here"

@@ -98,6 +98,8 @@ class Link:
         async for attempt in _attempts():
             try:
                 self._on_hello(self.peer, await self._greet())
+                if is_up is False:  # the log has a line that it was not
+                    logger.info("peer %d at %s: connected", self.peer, self._address)
                 is_up = True
                 self._on_connection(self.peer, True)
                 attempt.succeeded()

@@ -211,9 +211,11 @@ class Node:
                 self._recorder.close()
 
     def _disk_failed(self, error: BaseException) -> IncompleteError:
+        known = error if isinstance(error, OSError) else OSError()
+        where, what = known.filename or self._host.state_dir, known.strerror or error
         return IncompleteError(
-            f"{error}; all committed rounds in state directory {self._host.state_dir} are safe: mend this and start "
-            f"the same command again to continue"
+            f"{where}: {what}; all committed rounds in state directory {self._host.state_dir} are safe: mend this and "
+            f"start the same command again to continue"
         )
 
     async def _recover(self) -> None:

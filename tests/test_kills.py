@@ -551,7 +551,9 @@ def test_a_full_disk_ends_a_peer_with_a_sentence_and_space_lets_it_continue(smal
             here = mesh.now(1)
             assert here.ended() == ExitCode.INCOMPLETE, here.output
             last = here.output.splitlines()[-1]
-            assert re.fullmatch("crad-peer: .*No space left on device.* start the same command again.*", last)
+            assert re.fullmatch(
+                rf"crad-peer: {small_disk}.*: No space left on device.* start the same command again.*", last
+            )
             assert "Traceback" not in here.output
             number = here.last_round()
             assert 2 <= number < rounds
