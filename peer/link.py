@@ -188,6 +188,10 @@ class Link:
                     longest=_LONGEST_DELAY_AFTER_DAMAGE,
                 )
             except _CallError as error:
+                if error.code == grpc.StatusCode.DATA_LOSS:  # its owner has looked, and will not send it
+                    tries -= 1
+                    if tries <= 0:
+                        raise DamagedFileError(str(error)) from None
                 at = _size(partial)
                 how = f"cut at byte {at}: {error}; resuming" if at else f"did not come: {error}; asking again"
                 is_repeated = attempt.failed(logger, f"{what} {how}")
