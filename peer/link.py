@@ -169,7 +169,12 @@ class Link:
         was_damaged = False
         async for attempt in _attempts():
             try:
-                async with self._turns.take(manifest.round), self._slots.take(), self._timed(), self._call() as stub:
+                async with (
+                    self._turns.take(manifest.round),
+                    self._slots.take(self.peer),
+                    self._timed(),
+                    self._call() as stub,
+                ):
                     await self._download(stub, manifest, partial, recheck=was_damaged)
                 await self._check(intake, partial, manifest)
                 fail_point("snapshot-received", manifest.round)

@@ -42,7 +42,7 @@ class Turns:
 
 
 class Slots:
-    """At most ``count`` at a time; but one that takes longer than ``seconds`` goes on without its slot.
+    """At most ``count`` at a time; but who takes longer than ``seconds`` goes on without a slot, also the next time.
 
     Transfers of a few peers with thin lines take minutes, and leave room on the line here: they must not keep those of
     all others from being begun.
@@ -51,22 +51,30 @@ class Slots:
     def __init__(self, count: int, seconds: float) -> None:
         self._free = asyncio.Semaphore(count)
         self._seconds = seconds
+        self._slow: set[int] = set()
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
-        """A slot, once one is free."""
-        await self._free.acquire()
-        is_held = True
+    async def take(self, peer: int) -> AsyncIterator[None]:
+        """A slot for a transfer of this peer, once one is free; none if it was slow the last time."""
+        holds = peer not in self._slow
+        if holds:
+            await self._free.acquire()
 
-        def give_back() -> None:
-            nonlocal is_held
-            if is_held:
-                is_held = False
+        def is_slow() -> None:
+            nonlocal holds
+            self._slow.add(peer)
+            if holds:
+                holds = False
                 self._free.release()
 
-        timer = asyncio.get_running_loop().call_later(self._seconds, give_back)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        timer = loop.call_later(self._seconds, is_slow)
         try:
             yield
+            if loop.time() - start < self._seconds:
+                self._slow.discard(peer)
         finally:
             timer.cancel()
-            give_back()
+            if holds:
+                self._free.release()

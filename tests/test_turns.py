@@ -88,9 +88,9 @@ async def test_a_turn_that_comes_as_its_owner_ends_is_passed_on() -> None:
 @in_loop
 async def test_slots_are_few_but_a_slow_one_gives_its_slot_back() -> None:
     slots = Slots(2, 0.05)
-    slow = [Holder(slots.take()) for _ in range(2)]
+    slow = [Holder(slots.take(peer)) for peer in (0, 1)]
     await settled()
-    others = [Holder(slots.take()) for _ in range(3)]
+    others = [Holder(slots.take(peer)) for peer in (2, 3, 4)]
     await settled()
     assert [each.has_it for each in slow + others] == [True, True, False, False, False]
     while not all(each.has_it for each in others[:2]):
@@ -100,23 +100,47 @@ async def test_slots_are_few_but_a_slow_one_gives_its_slot_back() -> None:
         each.done.set()
     await asyncio.gather(*(each.task for each in slow + others))
     # As many are free as at the beginning, and no more.
-    again = [Holder(slots.take()) for _ in range(3)]
+    again = [Holder(slots.take(peer)) for peer in (5, 6, 7)]
     await settled()
     assert [each.has_it for each in again] == [True, True, False]
     for each in again:
         each.done.set()
 
 
-@pytest.mark.parametrize("count", [1, 3])
 @in_loop
-async def test_a_fast_one_gives_its_slot_back_once(count: int) -> None:
-    slots = Slots(count, 0.02)
-    for _ in range(4):
-        async with slots.take():
-            pass
-    await asyncio.sleep(0.05)  # longer than any of them could have held it
-    holders = [Holder(slots.take()) for _ in range(count + 1)]
+async def test_who_was_slow_needs_no_slot_until_it_is_fast_again() -> None:
+    slots = Slots(1, 0.02)
+    async with slots.take(0):
+        await asyncio.sleep(0.05)
+    fast = Holder(slots.take(1))
     await settled()
-    assert [each.has_it for each in holders] == [True] * count + [False]
-    for each in holders:
-        each.done.set()
+    with pytest.raises(OSError, match="cut"):
+        async with slots.take(0):  # beside the other one; how fast it would have been is not known
+            raise OSError("cut")
+    async with slots.take(0):
+        pass
+    waiting = Holder(slots.take(0))
+    await settled()
+    assert (fast.has_it, waiting.has_it) == (True, False)
+    fast.done.set()
+    await settled()
+    assert waiting.has_it
+    waiting.done.set()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_fast_one_gives_its_slot_back_once(count: int) -> None:
+    @in_loop
+    async def run() -> None:
+        slots = Slots(count, 0.02)
+        for _ in range(4):
+            async with slots.take(0):
+                pass
+        await asyncio.sleep(0.05)  # longer than any of them could have held it
+        holders = [Holder(slots.take(peer)) for peer in range(count + 1)]
+        await settled()
+        assert [each.has_it for each in holders] == [True] * count + [False]
+        for each in holders:
+            each.done.set()
+
+    run()
