@@ -129,8 +129,10 @@ def test_a_file_that_is_not_yaml(tmp_path: Path) -> None:
     assert_one_sentence(ended.stderr, ended.returncode, ExitCode.CONFIGURATION, sentence)
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_port_that_is_taken(tmp_path: Path, shares: bool) -> None:
+    """Also by somebody who would share it, as gRPC's servers do unless told otherwise."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=shares) as other:
         listen = f"127.0.0.1:{other.getsockname()[1]}"
         path = federation_file(tmp_path)
         ended = crad_peer(tmp_path, "--id", "0", "--peers", str(path), "--listen", listen)
