@@ -1,17 +1,34 @@
-"""Ending with the process that started this one, however that ends; where the system offers it, which is Linux."""
+"""Ending with the process that started this one, however that ends; where the system offers it, which is Linux.
+
+A child asks for it itself: code that runs between fork and exec is unsafe where the parent has threads, as gRPC's.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-#: Looked up here: in a process that has just been forked it could wait for a lock that nobody holds any more.
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_NAME = "CRAD_PARENT"
 
 
 def end_with_parent(number: signal.Signals) -> None:
     """Let the system send this process a signal when its parent has ended."""
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, number)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def parent_entry(number: signal.Signals) -> dict[str, str]:
+    """For the environment of a child that calls :func:`end_with_named_parent`: it is to get this signal."""
+    return {_NAME: f"{os.getpid()} {number:d}"}
+
+
+def end_with_named_parent() -> None:
+    """Do as the environment says, if it says anything; children do not inherit it."""
+    if entry := os.environ.pop(_NAME, None):
+        parent, number = map(int, entry.split())
+        end_with_parent(signal.Signals(number))
+        if os.getppid() != parent:  # it ended before this process could ask
+            os.kill(os.getpid(), number)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from crad_p2p.parent import end_with_named_parent
 from crad_p2p.starting import leave_on_signals
 
 
 def main() -> None:
     """Console entry point."""
     leave_on_signals("crad-mesh")
+    end_with_named_parent()
     from launch.cli import main as run
 
     run()

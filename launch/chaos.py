@@ -21,7 +21,6 @@ from pathlib import Path
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
-from crad_p2p.parent import end_with_parent
 from launch.faults import Fault, plan
 from launch.mesh import environment, last_words, peer_dir
 from launch.proxy import Proxy
@@ -181,8 +180,7 @@ class Chaos:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
-                env=environment(),
+                env=environment(signal.SIGKILL),  # one that is stopped would not act on a milder signal
             )
 
     def _pids(self, peer: int, how: str) -> list[int]:
@@ -299,11 +297,6 @@ class Chaos:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-
-
-def _die_with_parent() -> None:
-    """A peer that is stopped would not act on a milder signal."""
-    end_with_parent(signal.SIGKILL)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -13,7 +13,7 @@ import grpc.aio
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
-from crad_p2p.parent import end_with_parent
+from crad_p2p.parent import parent_entry
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import dial
@@ -146,8 +146,7 @@ class Mesh:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=end_in_order_with_parent,
-                env=environment(),
+                env=environment(signal.SIGTERM),  # should this process be killed, it stops as if told to
             )
         self._processes[peer] = process
         return await process.wait()
@@ -190,11 +189,6 @@ class Mesh:
                 await process.wait()
 
 
-def end_in_order_with_parent() -> None:
-    """For a peer that is about to start: should this process be killed, it stops as if told to."""
-    end_with_parent(signal.SIGTERM)
-
-
 def last_words(out: Path, peer: int) -> str:
     """The last line of a peer's log, which says why it ended."""
     log = peer_dir(out, peer) / "log.txt"
@@ -203,6 +197,10 @@ def last_words(out: Path, peer: int) -> str:
     return f"{said} (log: {log})"
 
 
-def environment() -> dict[str, str]:
-    """Without the options of a single peer, which the user may have set for another purpose."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("CRAD_")}
+def environment(number: signal.Signals) -> dict[str, str]:
+    """Of a child that gets this signal when this process has ended, however that ends.
+
+    Without the options of a single peer, which the user may have set for another purpose.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CRAD_")}
+    return {**inherited, **parent_entry(number)}
