@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,7 +33,7 @@ from crad_p2p.federation import Federation, build_federation, describe_differenc
 from crad_p2p.results import RoundRecord, Summary
 from launch import template
 from launch.collect import collect, write_results
-from launch.mesh import Mesh, peer_dir
+from launch.mesh import Mesh, environment, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
 from launch.view import Progress, result_table
 from peer.lock import Lock
@@ -225,9 +227,6 @@ def chaos(
 
     Example: crad-mesh chaos --count 5 --seed 7 --out chaos-7
     """
-    from launch.chaos import Chaos
-    from launch.checker import check
-
     console = Console()
     out = out.resolve()
     _make_directory(out)
@@ -248,30 +247,8 @@ def chaos(
         "the command line",
     )
     console.print(f"{count} peers, {rounds} rounds, policy {policy}, faults of seed {seed}; everything in {out}")
-    reference = _undisturbed(console, federation, out) if policy == "all" else None
-    note = functools.partial(console.print, highlight=False, soft_wrap=True)
-    run = Chaos(federation, out, seed=seed, faults=faults, note=note)
-    start = time.monotonic()
-    with interruptible(f"what there is of the run is in {out}"):
-        report = asyncio.run(run.run())
-    write_results(out, *collect(federation, out, time.monotonic() - start))
-    wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
-    kinds = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
-    kinds += f", and {report.missed} that found no process" if report.missed else ""
-    note(
-        f"Faults: {kinds} in {report.faulty_seconds:.0f} s; {sum(report.starts.values())} starts of {count} peers; "
-        f"finished {report.settling_seconds:.0f} s after everything was mended."
-    )
-    if wrong:
-        raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
-    tried = report.faults.total() + report.missed
-    if tried < faults:
-        raise IncompleteError(
-            f"all {rounds} rounds were done after {tried} of {faults} faults, so too little was tried; "
-            f"give more --rounds"
-        )
-    same = "every round has the bytes of the undisturbed run" if reference else "all histories agree"
-    note(f"Nothing is wrong: {same}, and the recorded events of every peer replay to the same decisions.")
+    with interruptible(f"choose another --out for the next run; what there is of this one is in {out}"):
+        _chaos(console, federation, out, seed, faults)
 
 
 @app.command("replay")
@@ -396,14 +373,34 @@ def _run_alone(
     local = federation.model_copy(update={"method": federation.method.model_copy(update={"name": "local"})})
     if (finished := _finished(folder, local, "memory")) is not None:
         return finished
-    write_federation(local, folder / "peers.yaml")
-    command = [sys.executable, "-P", "-m", "launch", "simulate", "--peers", str(folder / "peers.yaml")]
-    command += ["--out", str(folder), "--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
     with console.status("For comparison: the same peers learning alone …"):
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if ended.returncode != ExitCode.COMPLETE:
-        raise CradError(f"the comparison with peers learning alone failed: {ended.stdout.strip().splitlines()[-1]}")
+        _simulate(local, folder, ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)])
     return Summary.read(folder / "summary.json")
+
+
+def _simulate(federation: Federation, folder: Path, options: Sequence[str]) -> None:
+    """Run a simulation in a process of its own, which ends with this one.
+
+    Raises:
+        CradError: it failed.
+    """
+    write_federation(federation, folder / "peers.yaml")
+    command = [sys.executable, "-P", "-m", "launch", "simulate", "--peers", str(folder / "peers.yaml")]
+    with subprocess.Popen(
+        [*command, "--out", str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(signal.SIGKILL),
+    ) as process:
+        try:
+            said, _ = process.communicate()
+        finally:  # also when interrupted
+            process.kill()
+            process.wait()
+    if process.returncode != ExitCode.COMPLETE:
+        lines = said.strip().splitlines() or [f"it ended with {process.returncode}, without a word"]
+        raise CradError(f"the simulation in {folder} failed: {lines[-1]}")
 
 
 def _say_reservations(summary: Summary, out: Path) -> None:
@@ -434,14 +431,44 @@ def _undisturbed(console: Console, federation: Federation, out: Path) -> list[Ro
     """History of the same federation where nothing goes wrong, from a simulation in a process of its own."""
     folder = out / "undisturbed"
     _make_directory(folder)
-    write_federation(federation, folder / "peers.yaml")
-    command = [sys.executable, "-P", "-m", "launch", "simulate", "--peers", str(folder / "peers.yaml")]
-    command += ["--out", str(folder), "--threads", "1", "--device", "cpu"]
     with console.status("The same run undisturbed, to compare with …"):
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if ended.returncode != ExitCode.COMPLETE:
-        raise CradError(f"the undisturbed run failed: {ended.stdout.strip().splitlines()[-1]}")
+        _simulate(federation, folder, ["--threads", "1", "--device", "cpu"])
     return [RoundRecord.from_line(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def _chaos(console: Console, federation: Federation, out: Path, seed: int, faults: int) -> None:
+    """The run, and what is to be said of it.
+
+    Raises:
+        PeersDisagreeError: something is wrong.
+        IncompleteError: the peers did not finish, or not enough was tried.
+    """
+    from launch.chaos import Chaos
+    from launch.checker import check
+
+    reference = _undisturbed(console, federation, out) if federation.barrier.policy == "all" else None
+    note = functools.partial(console.print, highlight=False, soft_wrap=True)
+    run = Chaos(federation, out, seed=seed, faults=faults, note=note)
+    start = time.monotonic()
+    report = asyncio.run(run.run())
+    write_results(out, *collect(federation, out, time.monotonic() - start))
+    wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
+    kinds = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
+    kinds += f", and {report.missed} that found no process" if report.missed else ""
+    note(
+        f"Faults: {kinds} in {report.faulty_seconds:.0f} s; {report.starts.total()} starts of {len(federation.peers)} "
+        f"peers; finished {report.settling_seconds:.0f} s after everything was mended."
+    )
+    if wrong:
+        raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
+    tried = report.faults.total() + report.missed
+    if tried < faults:
+        raise IncompleteError(
+            f"all {federation.rounds} rounds were done after {tried} of {faults} faults, so too little was tried; "
+            f"give more --rounds"
+        )
+    same = "every round has the bytes of the undisturbed run" if reference else "all histories agree"
+    note(f"Nothing is wrong: {same}, and the recorded events of every peer replay to the same decisions.")
 
 
 def _show(console: Console, summary: Summary, alone: Summary | None, path: Path) -> None:

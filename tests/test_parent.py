@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import ENVIRONMENT
+from processes import ENVIRONMENT, Peers, has_ended, until, up_command
 
+from crad_p2p.errors import ExitCode
 from launch.mesh import environment
 
 ROOT = Path(__file__).parents[1]
@@ -71,3 +73,72 @@ def test_nothing_runs_between_fork_and_exec() -> None:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 assert not (isinstance(node, ast.keyword) and node.arg == "preexec_fn"), path
+
+
+# --- the simulations that up and chaos start --------------------------------------------------------------------------
+
+
+def simulation_in(folder: Path) -> int:
+    """The process id of a simulation that writes to this folder, 0 if there is none."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text().split("\0")
+        except OSError:
+            continue
+        if "simulate" in words and str(folder) in words:
+            return int(path.parent.name)
+    return 0
+
+
+def end_during_the_simulation(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> str:
+    """Only the parent gets the signal; what it said last."""
+    simulation = 0
+    try:
+        until(lambda: simulation_in(folder), "the simulation is there", 60)
+        simulation = simulation_in(folder)
+        if number == signal.SIGKILL:  # stopped, it cannot end because it finds nobody to write to
+            until(lambda: "libtorch" in Path(f"/proc/{simulation}/maps").read_text(), "it is past its start", 60)
+            os.kill(simulation, signal.SIGSTOP)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=10)
+        if number == signal.SIGKILL:
+            until(lambda: has_ended(simulation, folder), "the simulation ends too", 5)
+        else:
+            assert process.returncode == ExitCode.INCOMPLETE
+        assert has_ended(simulation, folder)
+    finally:
+        process.kill()
+        if simulation and not has_ended(simulation, folder):
+            os.kill(simulation, signal.SIGKILL)
+    return said.splitlines()[-1]
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_undisturbed_run_ends_with_chaos(tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "launch", "chaos", "--count", "2", "--rounds", "5000", "--out", "out"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said = end_during_the_simulation(process, tmp_path / "out/undisturbed", number)
+    if number != signal.SIGKILL:
+        assert said == (
+            "crad-mesh: interrupted; choose another --out for the next run; what there is of this one is in "
+            f"{tmp_path / 'out'}"
+        )
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_comparison_ends_with_up(mesh: Callable[..., Peers], number: signal.Signals) -> None:
+    peers = mesh(2, rounds=2)
+    process = subprocess.Popen(
+        **up_command(peers, "--alone"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = end_during_the_simulation(process, peers.folder / "out/alone", number)
+    if number != signal.SIGKILL:
+        assert said.startswith("crad-mesh: interrupted; the same command runs the comparison again")
