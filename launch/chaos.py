@@ -132,7 +132,7 @@ class Chaos:
                     return
             status = await process.wait()
             if status > 0 and status not in _FINISHED:
-                raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer)}")
+                raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer, status)}")
             if status in _FINISHED:
                 self.report.endings.setdefault(peer, status)
                 if len(self.report.endings) == len(self._federation.ids):

@@ -106,10 +106,10 @@ class Mesh:
             if status == ExitCode.COMPLETE:
                 return
             if status == ExitCode.RESERVATIONS:
-                self.reservations[peer] = last_words(self._out, peer)
+                self.reservations[peer] = last_words(self._out, peer, status)
                 return
             if status > 0:
-                words = last_words(self._out, peer)
+                words = last_words(self._out, peer, status)
                 if not self._can_do_without(peer):
                     raise error_of(status, f"peer {peer} ended: {words}")
                 self.failed[peer] = words
@@ -189,10 +189,16 @@ class Mesh:
                 await process.wait()
 
 
-def last_words(out: Path, peer: int) -> str:
+def last_words(out: Path, peer: int, status: int) -> str:
     """The last line of a peer's log, which says why it ended."""
     log = peer_dir(out, peer) / "log.txt"
-    lines = log.read_text(errors="replace").splitlines()
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:  # its whole state directory may have been removed while it ran
+        return (
+            f"exit code {status}; its log {log}, which should say why, cannot be read ({error.strerror}): see what "
+            f"became of {log.parent}"
+        )
     said = lines[-1].removeprefix("crad-peer: ") if lines else "without a word"
     return f"{said} (log: {log})"
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import Peers, until, up_command
 
 from peer.lock import Lock
 
@@ -178,6 +181,29 @@ def test_killed_and_stopped_a_run_continues_to_the_same_bytes(tmp_path):
     assert [p["snapshot_sha256"] for p in found["peers"]] == [p["snapshot_sha256"] for p in expected["peers"]]
     history = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
     assert len(history) == 3 * 8  # no round was trained twice
+
+
+def test_a_peer_whose_state_directory_is_removed(request: pytest.FixtureRequest) -> None:
+    """Nobody can read any more why it ended."""
+    make: Callable[..., Peers] = request.getfixturevalue("mesh")
+    peers = make(2, rounds=4)
+    peers.tell("hold", 2)
+    process = subprocess.Popen(**up_command(peers), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    removed = peers.folder / "out/peers/1"
+    logs = [peers.folder / f"out/peers/{i}/log.txt" for i in range(2)]
+    try:
+        until(lambda: all(log.exists() and "round 1 of 4 is published" in log.read_text() for log in logs), "round 1")
+        while removed.exists():  # it may just be writing there
+            shutil.rmtree(removed, ignore_errors=True)
+        peers.tell("hold", None)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 9, output
+    assert output.splitlines()[-1] == (
+        f"crad-mesh: peer 1 ended: exit code 9; its log {removed / 'log.txt'}, which should say why, cannot be read "
+        f"(No such file or directory): see what became of {removed}"
+    )
 
 
 def test_no_process_is_left_behind(runs):
