@@ -32,6 +32,8 @@ from peer.waiting import within
 _SETTLE, _A_ROUND = 120.0, 10.0
 #: Seconds between two looks at how far the rounds are.
 _LOOK = 0.05
+#: Seconds that a fault whose time has come waits for the rounds, which a busy machine makes slowly.
+_PATIENCE = 30.0
 #: Seconds that a fault waits for a process to hit: longer than a killed peer stays away.
 _WAIT = 6.0
 #: Seconds after which those who have finished come back for one that has not.
@@ -43,14 +45,37 @@ _FINISHED = (ExitCode.COMPLETE, ExitCode.RESERVATIONS)
 
 @dataclass
 class Report:
-    """What a run was put through. ``missed`` counts the kills and stops that found no process."""
+    """What a run was put through.
+
+    Attributes:
+        reached: of each fault, the round that every peer had published when it came (under policy ``quorum`` as many
+            peers as a round needs), -1 for none.
+        missed: kills and stops that found no process.
+        deaths: services that ended by a signal that was not sent to them here, a sentence each.
+    """
 
     faults: Counter[str] = field(default_factory=Counter)
+    reached: list[int] = field(default_factory=list)
     missed: int = 0
+    deaths: list[str] = field(default_factory=list)
     faulty_seconds: float = 0.0
     settling_seconds: float = 0.0
     starts: Counter[int] = field(default_factory=Counter)
     endings: dict[int, int] = field(default_factory=dict)
+
+    def too_little(self, rounds: int, faults: int) -> str | None:
+        """Why the run shows too little, if it does."""
+        tried = len(self.reached)
+        if tried < faults:
+            return f"all {rounds} rounds were done after {tried} of {faults} faults; give more --rounds"
+        least = 1 if rounds > 3 else 0  # shorter runs are nearly over when round 1 is published
+        late = sum(number >= least for number in self.reached)
+        if late < faults // 2:
+            return (
+                f"only {late} of {faults} faults came after every peer had published round {least}; give more "
+                f"--rounds or fewer --faults, or use a quieter machine"
+            )
+        return None
 
 
 class Chaos:
@@ -58,8 +83,9 @@ class Chaos:
 
     Args:
         federation: with addresses on loopback.
-        faults: how many of the plan's faults there are. Each comes at its time, or earlier if the rounds would be over
-            before all have come: so every one of them hits a run that is not done, however fast the machine is.
+        faults: how many of the plan's faults there are. Each comes at its time; earlier if the rounds would be over
+            before all have come, so every one of them hits a run that is not done, however fast the machine is; and
+            later if the rounds are far behind, so they do not all hit the first one, however slow it is.
         note: called with a line for the user.
     """
 
@@ -73,6 +99,7 @@ class Chaos:
         self._note = note
         self._links: dict[tuple[int, int], Proxy] = {}
         self._services: dict[int, asyncio.subprocess.Process] = {}
+        self._sent: set[tuple[int, int]] = set()  # process id and signal, of those that end a process
         self._stopped: Counter[int] = Counter()  # process ids, and how many stops last there
         self._broken: dict[Proxy, list[Fault]] = defaultdict(list)  # the cuts that last there
         self._away: dict[int, float] = {}  # peer -> until when it is not started again
@@ -126,11 +153,16 @@ class Chaos:
         while True:
             self.report.starts[peer] += 1
             process = self._services[peer] = await self._start(peer)
-            if peer in self.report.endings:  # it is back for another one, and stays no longer than that one takes
+            back = peer in self.report.endings  # for another one; it stays no longer than that one takes
+            if back:
                 await self._until_all_ended(process)
-                if self._all_ended.is_set():
-                    return
             status = await process.wait()
+            if status < 0 and (process.pid, -status) not in self._sent:
+                name = signal.Signals(-status).name
+                self.report.deaths.append(f"the service of peer {peer} ended by {name}, which nobody had sent to it")
+                self._note(self.report.deaths[-1])
+            if back and self._all_ended.is_set():
+                return
             if status > 0 and status not in _FINISHED:
                 raise error_of(status, f"peer {peer} ended: {last_words(self._out, peer, status)}")
             if status in _FINISHED:
@@ -146,6 +178,7 @@ class Chaos:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if process.returncode is None:
+                self._sent.add((process.pid, signal.SIGTERM))
                 process.terminate()
                 await process.wait()
         finally:
@@ -202,21 +235,25 @@ class Chaos:
                 await self._until(time.monotonic() + fault.after, 1 + k * (self._federation.rounds - 2) // self._faults)
                 if min(self._last_rounds()) == self._federation.rounds:
                     break
-                self._note(f"{time.monotonic() - start:5.1f} s, {self._span()}: {fault}")
+                rounds = self._last_rounds()
+                self.report.reached.append(self._reached())
+                self._note(f"{time.monotonic() - start:5.1f} s, {span(min(rounds), max(rounds))}: {fault}")
                 inflicted.create_task(self._inflict(fault))
         self._mend()
         self.report.faulty_seconds = time.monotonic() - start
 
     async def _until(self, due: float, number: int) -> None:
-        """Until it is time, or somebody has published this round."""
-        while time.monotonic() < due and max(self._last_rounds()) < number:
-            await asyncio.sleep(min(_LOOK, max(0.0, due - time.monotonic())))
+        """Until somebody has published this round; or until it is time and the mesh has come half as far."""
+        while max(self._last_rounds()) < number:
+            late = time.monotonic() - due
+            if late >= _PATIENCE or (late >= 0 and self._reached() >= number // 2):
+                return
+            await asyncio.sleep(_LOOK if late >= 0 else min(_LOOK, -late))
 
-    def _span(self) -> str:
-        first, last = min(self._last_rounds()), max(self._last_rounds())
-        if last < 0:
-            return "before round 0"
-        return f"round {last}" if first == last else f"rounds {max(0, first)} to {last}"
+    def _reached(self) -> int:
+        """The round that every peer has published, under policy quorum as many as a round needs; -1 for none."""
+        barrier, rounds = self._federation.barrier, sorted(self._last_rounds(), reverse=True)
+        return rounds[(barrier.quorum(len(rounds))[0] if barrier.policy == "quorum" else len(rounds)) - 1]
 
     async def _inflict(self, fault: Fault) -> None:
         """Do it, and undo it when its time is over, if no other fault still lasts there."""
@@ -242,6 +279,7 @@ class Chaos:
             if fault.how != "learner":
                 self._away.update(dict.fromkeys(fault.peers, time.monotonic() + fault.lasts))
             for pid in pids:
+                self._sent.add((pid, signal.SIGKILL))
                 _signal(pid, signal.SIGKILL)
             return
         for pid in pids:
@@ -297,6 +335,13 @@ class Chaos:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def span(first: int, last: int) -> str:
+    """Two last rounds in words."""
+    if last < 0:
+        return "before round 0"
+    return f"round {last}" if max(0, first) == last else f"rounds {max(0, first)} to {last}"
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

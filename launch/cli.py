@@ -443,7 +443,7 @@ def _chaos(console: Console, federation: Federation, out: Path, seed: int, fault
         PeersDisagreeError: something is wrong.
         IncompleteError: the peers did not finish, or not enough was tried.
     """
-    from launch.chaos import Chaos
+    from launch.chaos import Chaos, span
     from launch.checker import check
 
     reference = _undisturbed(console, federation, out) if federation.barrier.policy == "all" else None
@@ -452,21 +452,21 @@ def _chaos(console: Console, federation: Federation, out: Path, seed: int, fault
     start = time.monotonic()
     report = asyncio.run(run.run())
     write_results(out, *collect(federation, out, time.monotonic() - start))
-    wrong = check(federation, {peer: Store(peer_dir(out, peer)) for peer in federation.ids}, reference)
+    stores = {peer: Store(peer_dir(out, peer)) for peer in federation.ids}
+    wrong = [*report.deaths, *check(federation, stores, reference)]
     kinds = ", ".join(f"{number} {kind}s" for kind, number in sorted(report.faults.items())) or "none"
     kinds += f", and {report.missed} that found no process" if report.missed else ""
+    if report.reached:
+        first, last = min(report.reached), max(report.reached)
+        kinds += f", {'in ' if last >= 0 else ''}{span(first, last)} of {federation.rounds}"
     note(
-        f"Faults: {kinds} in {report.faulty_seconds:.0f} s; {report.starts.total()} starts of {len(federation.peers)} "
-        f"peers; finished {report.settling_seconds:.0f} s after everything was mended."
+        f"Faults: {kinds}, within {report.faulty_seconds:.0f} s; {report.starts.total()} starts of "
+        f"{len(federation.peers)} peers; finished {report.settling_seconds:.0f} s after everything was mended."
     )
     if wrong:
         raise PeersDisagreeError(f"{len(wrong)} things are wrong in {out}: " + "; ".join(wrong[:20]))
-    tried = report.faults.total() + report.missed
-    if tried < faults:
-        raise IncompleteError(
-            f"all {federation.rounds} rounds were done after {tried} of {faults} faults, so too little was tried; "
-            f"give more --rounds"
-        )
+    if reason := report.too_little(federation.rounds, faults):
+        raise IncompleteError(f"nothing was found wrong in {out}, but too little was tried: {reason}")
     same = "every round has the bytes of the undisturbed run" if reference else "all histories agree"
     note(f"Nothing is wrong: {same}, and the recorded events of every peer replay to the same decisions.")
 

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
-from launch.chaos import Chaos
+from launch.chaos import Chaos, Report, span
 from launch.checker import check
 from launch.faults import Fault, plan
 from peer.barrier import Barrier, Quorum
@@ -321,9 +322,10 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:
 class Tame(Chaos):
     """Without peers."""
 
-    def __init__(self, folder: Path, *, faults: int = 1, rounds: tuple[int, ...] = (0, 0)) -> None:
+    def __init__(self, folder: Path, *, faults: int = 1, rounds: tuple[int, ...] = (0, 0), policy: str = "all") -> None:
         peers = [{"id": i, "address": f"127.0.0.1:{1 + i}", "arch": "cnn6"} for i in range(len(rounds))]
-        federation = build_federation({"federation": "tame", "rounds": 9, "peers": peers}, "test")
+        tree = {"federation": "tame", "rounds": 9, "barrier": {"policy": policy}, "peers": peers}
+        federation = build_federation(tree, "test")
         super().__init__(federation, folder, seed=0, faults=faults, note=lambda _: None)
         self.rounds = rounds
         self.begun: list[Fault] = []
@@ -344,7 +346,7 @@ def test_every_fault_is_inflicted_and_lasts_its_time(tmp_path: Path, monkeypatch
     faults = [Fault(0.001, "cut", "silent", (0,), each) for each in (1.0, 2.0, 3.0)]
     monkeypatch.setattr("launch.chaos.plan", lambda *_: iter(faults))
     for count in (1, 3):
-        chaos = Recorded(tmp_path, faults=count)
+        chaos = Recorded(tmp_path, faults=count, rounds=(2, 2))  # half as far as the last one's
         asyncio.run(chaos._disturb())
         assert chaos.begun == chaos.undone == faults[:count]
 
@@ -359,6 +361,93 @@ def test_faults_do_not_wait_for_their_time_when_the_rounds_go_faster(
     done = Recorded(tmp_path, faults=5, rounds=(9, 9))
     asyncio.run(asyncio.wait_for(done._disturb(), 10))
     assert done.begun == []
+
+
+def test_faults_whose_time_has_come_wait_for_slow_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 9 rounds and 4 faults these belong to rounds 1, 2, 4, 6, of which all have to have reached half."""
+    monkeypatch.setattr("launch.chaos.plan", lambda *_: (Fault(0.001, "cut", "slow", (0,), 1.0) for _ in range(4)))
+
+    async def run(chaos: Recorded) -> None:
+        disturbing = asyncio.create_task(chaos._disturb())
+        for rounds, count in (((-1, -1), 0), ((0, -1), 0), ((0, 0), 1), ((1, 0), 1), ((1, 1), 2), ((2, 2), 3)):
+            chaos.rounds = rounds
+            await asyncio.sleep(0.2)
+            async with asyncio.timeout(10):
+                while len(chaos.begun) < count:
+                    await asyncio.sleep(0.01)
+            assert len(chaos.begun) == count, rounds
+        chaos.rounds = (6, 2)  # one of them is there
+        await disturbing
+
+    chaos = Recorded(tmp_path, faults=4)
+    asyncio.run(run(chaos))
+    assert chaos.report.reached == [0, 1, 2, 2]
+
+
+def test_faults_do_not_wait_for_rounds_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.chaos.plan", lambda *_: (Fault(0.001, "cut", "slow", (0,), 1.0) for _ in range(3)))
+    monkeypatch.setattr("launch.chaos._PATIENCE", 0.1)
+    chaos = Recorded(tmp_path, faults=3, rounds=(-1, -1))
+    asyncio.run(asyncio.wait_for(chaos._disturb(), 10))
+    assert chaos.report.reached == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(("policy", "reached"), [("all", -1), ("quorum", 4)])
+def test_a_quorum_goes_on_without_the_others(tmp_path: Path, policy: str, reached: int) -> None:
+    assert Tame(tmp_path, rounds=(4, -1, 5, 4, 0), policy=policy)._reached() == reached
+
+
+@pytest.mark.parametrize(
+    ("rounds", "faults", "reached", "reason"),
+    [
+        (30, 4, [0, 0, 1, 5], None),
+        (30, 4, [0, 0, 0, 5], "only 1 of 4 faults came after every peer had published round 1"),
+        (30, 8, [-1] * 8, "only 0 of 8 faults came after every peer had published round 1"),
+        (30, 4, [3, 3, 3], "all 30 rounds were done after 3 of 4 faults"),
+        (30, 5, [0, 0, 0, 1, 1], None),  # of an odd number, the smaller half
+        (30, 1, [0], None),
+        (4, 4, [0, 0, 1, 1], None),
+        (3, 4, [0, 0, 0, 0], None),  # by the plan of so short a run no fault has to wait for round 1
+        (2, 4, [-1, -1, 0, 0], None),
+        (2, 4, [-1, -1, -1, 0], "only 1 of 4 faults came after every peer had published round 0"),
+    ],
+)
+def test_a_run_that_tried_too_little(rounds: int, faults: int, reached: list[int], reason: str | None) -> None:
+    said = Report(reached=reached).too_little(rounds, faults)
+    assert said == reason or (said is not None and reason is not None and said.startswith(f"{reason}; give more"))
+
+
+def test_spans_of_rounds_in_words() -> None:
+    assert [span(-1, -1), span(-1, 0), span(0, 0), span(-1, 2), span(3, 5), span(4, 4)] == [
+        *("before round 0", "round 0", "round 0", "rounds 0 to 2", "rounds 3 to 5", "round 4")
+    ]
+
+
+class Dying(Tame):
+    """Its one service dies by a signal of its own, and by one that is a planned fault; then it finishes."""
+
+    async def _start(self, peer: int) -> asyncio.subprocess.Process:
+        number = self.report.starts[peer]
+        code = ["import os; os.kill(os.getpid(), 11)", "import os; os.kill(os.getpid(), 9)", "input()", ""][number - 1]
+        folder = self._out / "peers/0"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, str(folder), stdin=asyncio.subprocess.PIPE
+        )
+        if number == 3:
+            folder.mkdir(parents=True)
+            (folder / "service.pid").write_text(str(process.pid))
+            await self._inflict(Fault(1, "kill", "service", (0,), 0.1))
+        return process
+
+
+def test_a_service_that_dies_by_itself_is_told_from_one_that_is_killed(tmp_path: Path) -> None:
+    chaos = Dying(tmp_path, rounds=(0,))
+    asyncio.run(asyncio.wait_for(chaos._keep(0), 30))
+    assert (chaos.report.starts.total(), chaos.report.faults) == (4, {"kill": 1})
+    assert chaos.report.deaths == [
+        f"the service of peer 0 ended by {signal.Signals(number).name}, which nobody had sent to it"
+        for number in (11, 9)
+    ]
 
 
 class Wire:
