@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import functools
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from crad_p2p.errors import DataError, UsageError
 from peer.events import to_json
-from peer.recorder import FILE, PREVIOUS, Step, replay
+from peer.recorder import FILE, PREVIOUS, Damage, Start, Step, read
 
 #: Of a decision's fields, those that say nothing.
 _EMPTY: tuple[Any, ...] = ([], (), None)
@@ -27,37 +27,63 @@ def show(console: Console, path: Path, last: int | None) -> None:
     files = [path] if path.is_file() else [path / name for name in (PREVIOUS, FILE) if (path / name).exists()]
     if not files:
         raise UsageError(f"{path}: no {FILE} is there; give a peer's state directory, or the file itself")
+    damaged: list[str] = []
     for file in files:
-        steps: deque[Step] = deque(maxlen=last)
-        count = 0
+        items: list[Step | Start | Damage] = []
         wrong: Step | None = None
         try:
-            for step in replay(file):
-                steps.append(step)
-                count += 1
-                if not step.agrees:
-                    wrong = step
+            for item in read(file):
+                items.append(item)
+                if isinstance(item, Step) and not item.agrees:
+                    wrong = item
                     break
-        except (ValueError, OSError) as error:
-            raise DataError(f"{file}: {error}; expected a recording of crad-peer") from None
-        _print(console, steps)
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read ({error.strerror}); expected a recording of crad-peer") from None
+        _print(console, _last(items, last))
         if wrong:
             raise DataError(
                 f"{file}, line {wrong.line}: the recorded decisions are {_words(wrong.recorded)}, replayed they are "
                 f"{_words(wrong.replayed)}; another version of the software recorded them, or the file was changed"
             )
+        count = sum(isinstance(item, Step) for item in items)
         console.print(f"{file}: {count} events replay to the same decisions", highlight=False, soft_wrap=True)
+        damaged += [f"{file}, line {item.line} is {item.reason}" for item in items if isinstance(item, Damage)]
+    if damaged:
+        more = f" (and {len(damaged) - 1} more are damaged)" if len(damaged) > 1 else ""
+        raise DataError(
+            f"{damaged[0]}{more}; expected a recording of crad-peer, and what follows a damaged line, up to the next "
+            f"start of the service, is left out; see to the disk"
+        )
 
 
-def _print(console: Console, steps: deque[Step]) -> None:
+def _last(items: list[Step | Start | Damage], count: int | None) -> list[Step | Start | Damage]:
+    """The last so many events, and what lies between them."""
+    steps = [at for at, item in enumerate(items) if isinstance(item, Step)]
+    return items if count is None or len(steps) <= count else items[steps[-count] :]
+
+
+def _print(console: Console, items: list[Step | Start | Damage]) -> None:
+    line = functools.partial(console.print, highlight=False, soft_wrap=True)
     said = ""
-    for step in steps:
-        follows = f" -> {_words(step.replayed)}" if step.replayed else ""
-        when = datetime.fromtimestamp(step.time, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        console.print(f"{when}Z  {_words([to_json(step.event)])}{follows}", highlight=False, soft_wrap=True)
-        if step.explanation != said:
-            said = step.explanation
-            console.print(f"{'':26}[dim]{said}[/dim]", highlight=False, soft_wrap=True)
+    for item in items:
+        match item:
+            case Step():
+                follows = f" -> {_words(item.replayed)}" if item.replayed else ""
+                line(f"{_when(item.time)}  {_words([to_json(item.event)])}{follows}")
+                if item.explanation != said:
+                    said = item.explanation
+                    line(f"{'':26}[dim]{said}[/dim]")
+            case Start() if not item.continues:
+                line(f"{_when(item.time)}  [bold]the service was started[/bold]")
+            case Damage():
+                line(
+                    f"{'':26}[bold]line {item.line} is damaged; what follows, up to the next start of the service, is "
+                    f"left out[/bold]"
+                )
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
 def _words(items: list[dict[str, Any]]) -> str:
@@ -66,4 +92,8 @@ def _words(items: list[dict[str, Any]]) -> str:
 
 
 def _fields(item: dict[str, Any]) -> list[str]:
-    return [f"{name} {value}" for name, value in item.items() if name != "is" and value not in _EMPTY]
+    return [
+        f"{name} {value:.1f} s" if name == "busy" else f"{name} {value}"
+        for name, value in item.items()
+        if name != "is" and value not in _EMPTY
+    ]

@@ -1,8 +1,8 @@
 """Every event of the barrier with the decisions that followed, on file: for a post-mortem, and to replay it.
 
 ``events.jsonl`` has one JSON object a line. A start of the service, and a new file, begin with the barrier's whole
-state and the time of day, in seconds since the epoch; each further line is an event, the time at which it was taken in,
-and the decisions. At most two files are kept.
+state, the time of day, in seconds since the epoch, and whether the file goes on where another ended; each further line
+is an event, the time at which it was taken in, and the decisions. At most two files are kept.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,7 +38,7 @@ class Recorder:
         self._folder = folder
         self._barrier = barrier
         self._file: TextIO
-        self._open()
+        self._open(continues=False)
 
     def close(self) -> None:
         """End the file."""
@@ -52,9 +53,9 @@ class Recorder:
         self._file.flush()
         if self._file.tell() > _MOST:  # at any event: a peer may wait for days, and is told of others all the time
             self._file.close()
-            self._open()
+            self._open(continues=True)
 
-    def _open(self) -> None:
+    def _open(self, *, continues: bool) -> None:
         path = self._folder / FILE
         if path.exists() and path.stat().st_size > _MOST:
             path.replace(self._folder / PREVIOUS)
@@ -71,7 +72,7 @@ class Recorder:
             "sources": barrier.sources,
             "state": _STATE.dump_python(barrier.state, mode="json"),
         }
-        self._file.write(json.dumps({"start": start, "time": time.time()}) + "\n")
+        self._file.write(json.dumps({"start": start, "time": time.time(), "continues": continues}) + "\n")
         self._file.flush()
 
 
@@ -102,42 +103,89 @@ class Step:
         return self.recorded == self.replayed
 
 
-def replay(path: Path) -> Iterator[Step]:
-    """Feed a recording to a barrier.
+@dataclass(frozen=True)
+class Start:
+    """The service was started here, ``time`` of day; or a new file ``continues`` the one before."""
 
-    Raises:
-        ValueError: a line is no recording; names it. A last line without an end is left out: its writer was killed.
+    line: int
+    time: float
+    continues: bool
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A line that is none of a recording, and why; nothing is known of what follows up to the next start."""
+
+    line: int
+    reason: str
+
+
+def read(path: Path) -> Iterator[Step | Start | Damage]:
+    """Feed a recording to a barrier, as far as it is whole.
+
+    A last line without an end is left out: its writer was killed.
     """
     barrier: Barrier | None = None
+    damaged = False
     offset = 0.0
     teachers: dict[int, tuple[int, ...]] = {}
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
-        if not line:
+        if not line or (damaged and not _starts(line)):
             continue
         try:
             tree = json.loads(line)
         except ValueError:
-            if number == len(lines) or b'"start"' in lines[number][:10]:  # half a line, then the end or a new start
+            if number == len(lines) or _starts(lines[number]):  # half a line, then the end or a new start
                 continue
-            raise ValueError(f"line {number} is not JSON") from None
+            damaged = True
+            yield Damage(number, "not JSON")
+            continue
         try:
             if "start" in tree:
                 barrier = _restore(tree["start"], teachers)
                 offset = tree["time"] - barrier.state.now
-                continue
-            if barrier is None:
+                item: Step | Start = Start(number, _time(tree["time"]), tree.get("continues", False))
+            elif barrier is None:
                 raise ValueError("the file does not begin with a start")
-            event = event_from_json(tree["event"])
-            if isinstance(event, Published):
-                teachers[event.round + 1] = tuple(tree["teachers"])
-            decisions = barrier.step(Tick(tree["now"])) + barrier.step(event)
-            replayed = json.loads(json.dumps(list(map(to_json, decisions))))
-            now = tree["now"]
-            step = Step(number, now, now + offset, event, tree["decisions"], replayed, barrier.explain())
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"line {number} is not of a recording: {error}") from None
-        yield step
+            else:
+                event = event_from_json(tree["event"])
+                if isinstance(event, Published):
+                    teachers[event.round + 1] = tuple(tree["teachers"])
+                decisions = barrier.step(Tick(tree["now"])) + barrier.step(event)
+                replayed = json.loads(json.dumps(list(map(to_json, decisions))))
+                recorded = [{"is": each["is"], **each} for each in tree["decisions"]]
+                now = tree["now"]
+                item = Step(number, now, _time(now + offset), event, recorded, replayed, barrier.explain())
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            damaged = True
+            yield Damage(number, f"not of a recording: {' '.join(str(error).split())}")
+        else:
+            damaged = False
+            yield item
+
+
+def replay(path: Path) -> Iterator[Step]:
+    """The steps of a recording that is whole.
+
+    Raises:
+        ValueError: a line is no recording; names it.
+    """
+    for item in read(path):
+        if isinstance(item, Damage):
+            raise ValueError(f"line {item.line} is {item.reason}")
+        if isinstance(item, Step):
+            yield item
+
+
+def _starts(line: bytes) -> bool:
+    return b'"start"' in line[:10]
+
+
+def _time(seconds: float) -> float:
+    """Checked to be one that can be shown."""
+    datetime.fromtimestamp(seconds, UTC)
+    return seconds
 
 
 def _restore(start: dict[str, Any], teachers: dict[int, tuple[int, ...]]) -> Barrier:

@@ -295,7 +295,7 @@ def test_replay_shows_what_was_decided_and_says_where_it_differs(tmp_path: Path)
     assert ended.returncode == 0, ended.stderr
     assert "Published -> FetchManifest" not in ended.stdout
     assert "LearnerUp -> MakeInitialModel" in ended.stdout
-    assert "Announced peer 1 round 0 busy 0.0 -> FetchManifest peer 1 round 0" in ended.stdout
+    assert "Announced peer 1 round 0 busy 0.0 s -> FetchManifest peer 1 round 0" in ended.stdout
     assert "round 1 waits for round 0 of peer 1" in ended.stdout
     assert f"{path}: 4 events replay to the same decisions" in ended.stdout
     assert "LearnerUp" not in crad_mesh("replay", str(path), "--last", "1", cwd=tmp_path).stdout
@@ -306,6 +306,30 @@ def test_replay_shows_what_was_decided_and_says_where_it_differs(tmp_path: Path)
     nothing = crad_mesh("replay", str(tmp_path / "nothing"), cwd=tmp_path)
     assert nothing.returncode == 2
     assert "no events.jsonl is there" in nothing.stderr
+
+
+def test_replay_leaves_out_what_follows_a_damaged_line(tmp_path: Path) -> None:
+    for _ in range(2):
+        path = record_some_events(tmp_path)
+    ended = crad_mesh("replay", str(tmp_path), cwd=tmp_path)
+    starts = [line for line in ended.stdout.splitlines() if line.endswith("the service was started")]
+    assert (ended.returncode, len(starts)) == (0, 2)
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z  ", line) for line in starts)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2][1:], *lines[3:]]) + "\n")
+    ended = crad_mesh("replay", str(tmp_path), cwd=tmp_path)
+    said = [line[26:] for line in ended.stdout.splitlines()]
+    events = [
+        line.split()[0] for line in said if re.match(r"Connected|LearnerUp|Published|Announced|line|the service", line)
+    ]
+    assert events == ["the", "Connected", "line", "the", "Connected", "LearnerUp", "Published", "Announced"]
+    damaged = "line 3 is damaged; what follows, up to the next start of the service, is left out"
+    assert damaged in said
+    assert f"{path}: 5 events replay to the same decisions" in ended.stdout
+    assert ended.returncode == 8
+    assert ended.stderr.startswith(f"crad-mesh: {path}, line 3 is not JSON; expected a recording of crad-peer, and")
+    (whole,) = crad_mesh("replay", str(path), "--last", "1", cwd=tmp_path).stdout.splitlines()[:1]
+    assert "Announced" in whole
 
 
 def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:

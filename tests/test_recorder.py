@@ -29,7 +29,7 @@ from peer.events import (
     Tick,
     Train,
 )
-from peer.recorder import FILE, PREVIOUS, Recorder, Step, replay
+from peer.recorder import FILE, PREVIOUS, Damage, Recorder, Start, Step, read, replay
 
 OTHERS = (1, 2, 3)
 
@@ -310,6 +310,38 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: str, reason: str | None
         return
     with pytest.raises(ValueError, match=rf"^line 10 is {reason}"):
         list(replay(path))
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"now": 1e99, "event": {"is": "LearnerUp"}, "decisions": []}'])
+@pytest.mark.parametrize("at", [0, 9])  # a start, and an event
+def test_after_a_damaged_line_reading_goes_on_at_the_next_start(tmp_path: Path, damage: str, at: int) -> None:
+    path, first = recording(tmp_path)
+    barrier = make(23)
+    recorder = Recorder(tmp_path, barrier)
+    feed(recorder, barrier, 1.0, LearnerUp(), Connected(1))
+    recorder.close()
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:at], damage, *lines[at + 1 :]]) + "\n")
+    items = list(read(path))
+    kinds = [Start, *[Step] * (at - 1)] if at else []
+    assert [type(item) for item in items] == [*kinds, Damage, Start, Step, Step]
+    assert [item.line for item in items] == [*range(1, at + 2), *range(len(first) + 1, len(lines) + 1)]
+    assert all(item.agrees for item in items if isinstance(item, Step))
+    with pytest.raises(ValueError, match=f"^line {at + 1} is not"):
+        list(replay(path))
+
+
+def test_a_new_file_is_told_from_a_start_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.recorder, "_MOST", 8192)
+    for published in (-1, 23):
+        barrier = make(published)
+        recorder = Recorder(tmp_path, barrier)
+        if published < 0:
+            a_life(recorder, barrier)
+        recorder.close()
+    starts = [item for item in read(tmp_path / FILE) if isinstance(item, Start)]
+    assert [start.continues for start in starts] == [True, False]
+    assert 0 <= starts[1].time - starts[0].time < 60
 
 
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
