@@ -550,6 +550,7 @@ def test_real_peers_survive_real_faults(tmp_path: Path, policy: str, seed: int) 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     words = " ".join(ended.stdout.split())
     assert "Nothing is wrong" in words
+    assert re.search(r", in rounds? \d( to \d)? of 6, within", words)
     assert sum(map(int, re.findall(r"(\d+) (?:kills|stops|cuts|that found)", words))) == 4  # all that the plan has
     assert ("every round has the bytes of the undisturbed run" in words) == (policy == "all")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
