@@ -134,6 +134,8 @@ def _presence(federation: Federation, path: Path) -> Iterable[str]:
             tree = json.loads(line)
         except ValueError:  # what has to be complete is checked above
             continue
+        if not isinstance(tree, dict):
+            continue
         if "start" in tree:
             said = {int(peer): last for peer, last in tree["start"]["state"]["announced"].items()}
             continue

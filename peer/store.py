@@ -494,9 +494,10 @@ def _history_line(path: Path, number: int, line: bytes) -> RoundRecord:
 
 def _numbered(folder: Path) -> dict[int, Path]:
     """The directories named by a round; an operator may have put others beside them."""
-    if not folder.exists():
+    try:
+        return {int(path.name): path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()}
+    except FileNotFoundError:
         return {}
-    return {int(path.name): path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()}
 
 
 def _delete(folder: Path) -> None:
