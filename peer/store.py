@@ -496,7 +496,7 @@ def _numbered(folder: Path) -> dict[int, Path]:
     """The directories named by a round; an operator may have put others beside them."""
     try:
         return {int(path.name): path for path in folder.iterdir() if path.name.isdecimal() and path.is_dir()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
 
 
