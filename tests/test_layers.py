@@ -23,6 +23,7 @@ TORCH_FREE = (
     "results",
     "commands",
     "starting",
+    "parent",
 )
 
 #: Imports the modules it is given, in this order, and prints what each of them added, outermost packages only.

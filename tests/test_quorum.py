@@ -317,7 +317,8 @@ def test_up_goes_on_without_a_peer_that_ends_with_an_error_and_says_so(mesh: Cal
     summary = json.loads((peers.folder / "out/summary.json").read_text())
     assert summary["complete"] is True
     assert [each["rounds_completed"] for each in summary["peers"]] == [9, 9, 9, 9]
-    assert summary["peers"][3]["skipped_rounds"] == [4, 5, 6, 7, 8]
+    # All that it needs for round 4 is on its disk, so it may train that before it hears how far the others are.
+    assert summary["peers"][3]["skipped_rounds"] in ([4, 5, 6, 7, 8], [5, 6, 7, 8])
     again = up(peers)  # a finished run is shown, and ends as it did
     assert again.returncode == ExitCode.RESERVATIONS
     assert "holds the complete run" in again.stdout
