@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
 _NAME = "CRAD_PARENT"
+_ENTRY = re.compile(rf"(\d+) ({signal.SIGKILL:d}|{signal.SIGTERM:d})")
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -26,9 +28,9 @@ def parent_entry(number: signal.Signals) -> dict[str, str]:
 
 
 def end_with_named_parent() -> None:
-    """Do as the environment says, if it says anything; children do not inherit it."""
-    if entry := os.environ.pop(_NAME, None):
-        parent, number = map(int, entry.split())
+    """Do as the environment says, if it says anything of that form; children do not inherit it."""
+    if found := _ENTRY.fullmatch(os.environ.pop(_NAME, "")):
+        parent, number = map(int, found.groups())
         end_with_parent(signal.Signals(number))
         if os.getppid() != parent:  # it ended before this process could ask
             os.kill(os.getpid(), number)

@@ -72,8 +72,8 @@ class Report:
         late = sum(number >= least for number in self.reached)
         if late < faults // 2:
             return (
-                f"only {late} of {faults} faults came after every peer had published round {least}; give more "
-                f"--rounds or fewer --faults, or use a quieter machine"
+                f"only {late} of {faults} faults came after round {least} was published by all peers that a round "
+                f"needs; give more --rounds or fewer --faults, or use a quieter machine"
             )
         return None
 

@@ -253,7 +253,7 @@ class Barrier:
 
     def _take_snapshot(self, peer: int, number: int, model_round: int) -> None:
         s = self.state
-        if self.quorum and number >= s.newest.get(peer, (-1, -1))[0]:
+        if self.quorum and s.newest.get(peer, (-1, -1))[0] <= number <= s.published:
             s.newest[peer] = (number, model_round)
         if number == s.published and peer not in s.snapshots:
             if self.quorum and s.chosen is None and s.published > 0 and s.now <= self._deadline(peer):

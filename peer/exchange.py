@@ -301,8 +301,11 @@ class Exchange:
 
     async def _tell_held(self, peer: int) -> None:
         """The newest snapshot of a peer that is whole here: should the peer stay away, it teaches with that."""
+        last = self._store.last_round()
         for number in reversed(self._store.received_rounds(peer)):
-            with suppress(FileNotFoundError):  # older ones are deleted meanwhile
+            if number > last:  # of a round that this peer had before it lost its disk
+                continue
+            with suppress(OSError):  # deleted meanwhile, or not to be read; it may never be needed
                 manifest = self._store.received_manifest(peer, number)
                 refused = await asyncio.to_thread(self._store.is_refused, manifest)
                 if not refused and await self._holds_snapshot(

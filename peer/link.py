@@ -198,6 +198,7 @@ class Link:
                     if tries <= 0:
                         raise DamagedFileError(str(error)) from None
                 at = _size(partial)
+                was_damaged = was_damaged and not at  # what has come since is not known to be
                 how = f"cut at byte {at}: {error}; resuming" if at else f"did not come: {error}; asking again"
                 is_repeated = attempt.failed(logger, f"{what} {how}")
                 self._raise_if_gone(error, manifest.round, is_repeated=is_repeated)

@@ -96,7 +96,7 @@ class Node:
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._unanswered = 0
-        self._damage = asyncio.Event()  # somebody was sent bytes that are not those of the manifest
+        self._damage: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # seen when a snapshot was sent
         self._train_samples = 0
         self._peak_rss = 0
         # Missing and stale teachers of the last round:
@@ -124,7 +124,12 @@ class Node:
         try:
             witness = Witness(self._store.load_seen())
             self._servicer = PeerServicer(
-                self._federation, self._id, self._store, self._status, witness, on_damage=self._damage.set
+                self._federation,
+                self._id,
+                self._store,
+                self._status,
+                witness,
+                on_damage=lambda *what: self._damage.put_nowait(what),
             )
             server = Server(self._host.listen, self._servicer)
             self._write_pid("service", os.getpid())
@@ -165,10 +170,13 @@ class Node:
             stopping = [self._stop_exchanging(server, exchange)]
             if self._child is not None:
                 stopping.append(self._child.stop())
-            await asyncio.gather(*stopping)
+            ended = await asyncio.gather(*stopping, return_exceptions=True)
             with suppress(OSError, CradError, ValueError):  # where this fails, the next start mends or tells it
                 self._store.record_history()
             self._store.close()
+            for error in ended:
+                if error is not None:
+                    raise error
 
     async def _stop_exchanging(self, server: Server | None, exchange: Exchange | None) -> None:
         if exchange is not None:
@@ -687,9 +695,9 @@ class Node:
     async def _stop_on_damage(self) -> NoReturn:
         """End when a committed round does not have its bytes any more: nobody can go on with it."""
         while True:
-            await self._damage.wait()
-            self._damage.clear()
-            await asyncio.to_thread(self._store.check_rounds)
+            number, reason = await self._damage.get()
+            if number in self._store.kept_rounds():  # still
+                raise self._store.damaged(number, reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

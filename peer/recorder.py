@@ -22,6 +22,8 @@ from peer.events import Decision, Event, Published, Tick, event_from_json, to_js
 
 #: Bytes after which a new file begins: some sixty rounds of ten peers.
 _MOST = 512 << 10
+#: More than anybody has time for; a damaged number must not keep a replay busy.
+_MOST_ROUNDS = 1_000_000
 _STATE: TypeAdapter[State] = TypeAdapter(State)
 
 FILE, PREVIOUS = "events.jsonl", "events.previous.jsonl"
@@ -135,7 +137,7 @@ def read(path: Path) -> Iterator[Step | Start | Damage]:
             continue
         try:
             tree = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines) or _starts(lines[number]):  # half a line, then the end or a new start
                 continue
             damaged = True
@@ -157,7 +159,7 @@ def read(path: Path) -> Iterator[Step | Start | Damage]:
                 recorded = [{"is": each["is"], **each} for each in tree["decisions"]]
                 now = tree["now"]
                 item = Step(number, now, _time(now + offset), event, recorded, replayed, barrier.explain())
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             damaged = True
             yield Damage(number, f"not of a recording: {' '.join(str(error).split())}")
         else:
@@ -190,6 +192,8 @@ def _time(seconds: float) -> float:
 
 def _restore(start: dict[str, Any], teachers: dict[int, tuple[int, ...]]) -> Barrier:
     state = _STATE.validate_python(start["state"], strict=False)
+    if not 0 < start["rounds"] <= _MOST_ROUNDS:
+        raise ValueError(f"{start['rounds']} rounds")
     teachers[state.published + 1], sources = tuple(start["teachers"]), tuple(start["sources"])
     barrier = Barrier(
         start["others"],

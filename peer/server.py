@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,13 +27,18 @@ from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
 from peer.hello import describe_disagreement
 from peer.intake import document_digest
 from peer.status import Status
-from peer.store import Store
+from peer.store import MANIFEST, Store
+from peer.waiting import to_the_end
 from peer.witness import Witness
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two tries to listen again.
 _REBIND = 0.1
+#: Seconds for which a file that has been found whole is not read again.
+_TRUSTED = 5.0
+#: What a failing disk gives.
+_BROKEN = (errno.EIO, errno.EISDIR)
 #: How gRPC names the tasks of its calls.
 _CALL = "rpc_task"
 
@@ -42,7 +50,7 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
 
     Args:
         witness: what has been here of the peers that call.
-        on_damage: called when a committed round turns out to be damaged on disk.
+        on_damage: called with a committed round whose snapshot turns out to be damaged on disk, and how.
     """
 
     def __init__(
@@ -52,7 +60,7 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         store: Store,
         status: Status,
         witness: Witness | None = None,
-        on_damage: Callable[[], None] = lambda: None,
+        on_damage: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
         self._federation = federation
         self._agreed = json.dumps(federation.agreed()).encode()
@@ -62,6 +70,7 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         self._witness = witness or Witness({})
         self._on_damage = on_damage
         self._checking = asyncio.Lock()
+        self._found_whole: dict[Path, float] = {}  # when, on the monotonic clock
         self.bytes_sent = 0
         self._callers: dict[int, str] = {}  # on which connection each peer has last said hello
 
@@ -127,26 +136,38 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
             await self._gone(request.peer, request.round, context)
         except OSError as error:
             logger.warning("%s cannot be read: %s", path, error.strerror)
-            await self._check(path, manifest, context)
-            await context.abort(grpc.StatusCode.INTERNAL, f"peer {self._id} cannot read that file now")
+            if error.errno in _BROKEN:
+                await self._check(path, manifest, context)
+            await self._cannot_read(context)
 
     async def _check(self, path: Path, manifest: Manifest, context: Context) -> None:
         """End the call if a file is not, or not any more, what its manifest says."""
-        async with self._checking:  # however many ask
+        reason = ""
+        async with self._checking:  # however many ask, one is read at a time, and not anew for each of them
+            if time.monotonic() < self._found_whole.get(path, -math.inf) + _TRUSTED:
+                return
             try:
-                is_whole = await asyncio.to_thread(sha256_file, path) == manifest.sha256
+                if await to_the_end(asyncio.to_thread(sha256_file, path)) != manifest.sha256:
+                    reason = f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
             except FileNotFoundError:
                 await self._gone(manifest.peer, manifest.round, context)
-            except OSError:
-                is_whole = False
-        if is_whole:
-            return
+            except OSError as error:
+                if error.errno not in _BROKEN:  # too many open files, perhaps: nothing is known of this one
+                    await self._cannot_read(context)
+                reason = f"{SNAPSHOT_FILE}: {error.strerror}"
+            if not reason:
+                self._found_whole = {path: time.monotonic()}
+                return
         if manifest.peer != self._id:  # somebody else may have it
             await self._gone(manifest.peer, manifest.round, context)
-        self._on_damage()
+        self._on_damage(manifest.round, reason)
         await context.abort(
             grpc.StatusCode.DATA_LOSS, f"round {manifest.round} is damaged on the disk of peer {self._id}"
         )
+
+    async def _cannot_read(self, context: Context) -> NoReturn:
+        await context.abort(grpc.StatusCode.INTERNAL, f"peer {self._id} cannot read that file now")
+        raise AssertionError("abort raises")
 
     async def _published(self, peer: int, number: int, context: Context) -> Manifest:
         """Manifest of a round that is kept here; ends the call otherwise."""

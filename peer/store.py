@@ -124,10 +124,14 @@ class Store:
         """
         for number in self.kept_rounds():
             if reason := self.damage(number):
-                raise IncompleteError(
-                    f"{self.round_dir(number)} is damaged ({reason}); start with --recover to fetch this peer's last "
-                    f"rounds back from the others, or put back a copy of the directory"
-                )
+                raise self.damaged(number, reason)
+
+    def damaged(self, number: int, reason: str) -> IncompleteError:
+        """What to say of a committed round that is damaged."""
+        return IncompleteError(
+            f"{self.round_dir(number)} is damaged ({reason}); start with --recover to fetch this peer's last rounds "
+            f"back from the others, or put back a copy of the directory"
+        )
 
     def damage(self, number: int) -> str | None:
         """What is wrong with the files of a committed round, if anything is."""

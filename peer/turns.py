@@ -34,6 +34,8 @@ class Turns:
             self._pass_on()
 
     def _pass_on(self) -> None:
+        for turn in [turn for turn in self._waiting if turn.done()]:  # cancelled, and its task does not know yet
+            del self._waiting[turn]
         self._is_taken = bool(self._waiting)
         if self._waiting:
             turn = max(self._waiting, key=self._waiting.__getitem__)

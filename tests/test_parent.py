@@ -52,6 +52,14 @@ def test_a_child_ends_whose_parent_ended_before_it_could_ask(number: signal.Sign
     assert (ended.returncode, ended.stdout) == (-number, "")
 
 
+@pytest.mark.parametrize("entry", ["", "abc", "1", "1 99", "1 x", "-1 9", "9" * 5000])
+def test_an_entry_of_another_form_says_nothing(entry: str) -> None:
+    env = {**os.environ, "CRAD_PARENT": entry}
+    ended = subprocess.run([sys.executable, "-c", CHILD], env=env, input="", capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.endswith("False\n")
+
+
 @pytest.mark.parametrize("package", ["peer", "launch"])
 def test_the_commands_look_for_their_parent_first(package: str) -> None:
     command = [sys.executable, "-P", "-m", package, "--version"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 
@@ -162,6 +163,27 @@ def test_after_a_restart_a_missing_peer_still_teaches_with_what_is_here_of_it(me
     for each in [peers.start(i, "--start-wait", "3") for i in (0, 1)]:
         each.reach(5)
         assert (2, 3) in {(consumed.peer, consumed.round) for consumed in each.manifest(5).consumed}, each.output
+
+
+def test_a_peer_that_lost_its_last_round_does_not_learn_from_one_that_is_ahead(mesh: Callable[..., Peers]) -> None:
+    """After --recover: a snapshot of the round that it makes anew is here, of one that is away."""
+    peers = mesh(3, rounds=8, barrier={**QUORUM, "max_staleness": 3})
+    for each in peers.run_to(5):
+        each.kill()
+    state, other = peers.state(0), peers.state(2)
+    shutil.rmtree(state / "rounds/000005")
+    path = state / "history.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    for suffix in ("json", "safetensors"):
+        (state / f"received/000004/1.{suffix}").unlink()
+        (other / f"received/000005/0.{suffix}").unlink()
+    seen = json.loads((other / "seen.json").read_text())  # the other has had its round 4 alone
+    seen["0"] = {"round": 4, "sha256": json.loads((state / "rounds/000004/manifest.json").read_text())["sha256"]}
+    (other / "seen.json").write_text(json.dumps(seen))
+    peers.tell("hold", 6)
+    here, _ = [peers.start(i, "--start-wait", "3") for i in (0, 2)]
+    here.reach(5)
+    assert [(each.peer, each.round) for each in here.manifest(5).consumed] == [(1, 3), (2, 4)]
 
 
 # --- too few ----------------------------------------------------------------------------------------------------------

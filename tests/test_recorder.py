@@ -289,6 +289,7 @@ def test_an_event_that_is_missing_is_noticed(tmp_path: Path) -> None:
         ("[]", "not of a recording"),
         ("5", "not of a recording"),
         ("null", "not of a recording"),
+        pytest.param("[" * 100_000, "not JSON", id="nested"),
         ("{}", "not of a recording"),
         ('{"start": 5}', "not of a recording"),
         ('{"start": {"state": {}}}', "not of a recording"),
@@ -342,6 +343,15 @@ def test_a_new_file_is_told_from_a_start_of_the_service(tmp_path: Path, monkeypa
     starts = [item for item in read(tmp_path / FILE) if isinstance(item, Start)]
     assert [start.continues for start in starts] == [True, False]
     assert 0 <= starts[1].time - starts[0].time < 60
+
+
+def test_a_damaged_number_of_rounds_does_not_keep_a_replay_busy(tmp_path: Path) -> None:
+    path, lines = recording(tmp_path)
+    tree = json.loads(lines[0])
+    tree["start"]["rounds"] = 10**30
+    path.write_text("\n".join([json.dumps(tree), *lines[1:]]) + "\n")
+    with pytest.raises(ValueError, match=r"^line 1 is not of a recording: 10+ rounds"):
+        list(replay(path))
 
 
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:

@@ -68,6 +68,19 @@ async def test_one_that_no_longer_waits_is_passed_over() -> None:
 
 
 @in_loop
+async def test_those_who_are_cancelled_together_with_the_holder_are_passed_over() -> None:
+    turns = Turns()
+    tasks = [Holder(turns.take(number)).task for number in (1, 3)]
+    await settled()
+    for task in tasks:  # in one go, as when a round is over: the second does not know yet when the first lets go
+        task.cancel()
+    await settled()
+    assert all(task.cancelled() for task in tasks)
+    async with turns.take(2):  # nobody holds it any more
+        pass
+
+
+@in_loop
 async def test_a_turn_that_comes_as_its_owner_ends_is_passed_on() -> None:
     turns = Turns()
     first = Holder(turns.take(1))
