@@ -161,7 +161,7 @@ class Link:
 
         Raises:
             SnapshotError: it came as announced, and must not be used; ``path`` has the suffix ``.refused`` then.
-            DamagedFileError: it came damaged so many times as ``tries`` says.
+            DamagedFileError: it came damaged, or its owner found it so, as many times as ``tries`` says.
             RoundGoneError: the peer does not keep that round (any more).
         """
         partial = path.with_suffix(".partial")
