@@ -32,6 +32,12 @@ def documents(tree: dict[str, object]) -> dict[str, Manifest]:
     return {name: Manifest.from_bytes(text.encode()) for name, text in manifests.items()}
 
 
+def remembers(peer: Peer, other: int) -> int:
+    """The newest round of another peer that is durably remembered here."""
+    number: int = json.loads((peer.state / "seen.json").read_text())[str(other)]["round"]
+    return number
+
+
 def assert_said(peer: Peer, round_number: int, first: str, first_source: str, second: str, second_source: str) -> None:
     """One line of level ERROR with all that there is to know."""
     path = peer.state / f"conflicts/peer-2-round-{round_number}.json"
@@ -112,6 +118,8 @@ def test_other_bytes_of_a_round_that_was_here_are_noticed_also_after_a_restart(m
     ignored = shutil.ignore_patterns("*.partial", ".staging*")  # files of a running service
     backup = Path(shutil.copytree(running[2].state, peers.folder / "backup", ignore=ignored))
     peers.go_to(4, running)
+    for each in running[:2]:
+        until(lambda each=each: remembers(each, 2) == 4, f"round 4 of peer 2 is remembered: {each.output}")
     for each in running:
         assert each.stop() < 5
     first = running[2].manifest(4).sha256
