@@ -42,6 +42,9 @@ MEDMNIST_SETS = (
 )
 DATASETS = ("digits", *TORCHVISION_SETS, *MEDMNIST_SETS)
 
+#: What a federation may be called: a DNS label, since certificates have it in a host name.
+FEDERATION_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
 #: Fields that may differ between hosts and therefore do not count for the digest.
 _HOST_FIELDS = frozenset({"address"})
 
@@ -193,7 +196,7 @@ class PeerEntry(_Model):
 class Federation(_Model):
     """The whole of peers.yaml."""
 
-    federation: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    federation: str = Field(pattern=FEDERATION_NAME)
     seed: int = Field(1024, ge=0, lt=2**63)
     rounds: int = Field(300, ge=1)
     data: DataSettings = DataSettings()
