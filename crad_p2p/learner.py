@@ -39,7 +39,7 @@ import torch
 from crad_p2p.architectures import layout_of
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.data.partition import data_digest, make_splits
+from crad_p2p.data.partition import make_splits, partition_digest
 from crad_p2p.device import resolve_device
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
@@ -85,8 +85,9 @@ class Learner:
         self.emit(
             "ready",
             train_samples=self._client.train_samples,
-            classes=classes,
-            data_digest=data_digest(dataset, splits),
+            class_names=list(dataset.class_names),
+            image_shape=list(dataset.train.images.shape[1:]),
+            partition_digest=partition_digest(dataset.train.labels, splits),
             device=str(device),
             layouts=layouts,
         )

@@ -51,13 +51,20 @@ class Consumed(_Strict):
     sha256: Digest
 
 
+class Signature(_Strict):
+    """Who vouches for a manifest: certificate (DER) and signature over :meth:`Manifest.signed_bytes`, both base64."""
+
+    certificate: str = Field(max_length=12_000)
+    value: str = Field(max_length=200)
+
+
 class Manifest(_Strict):
     """What is announced with a snapshot.
 
     ``run`` is the federation's digest. ``model_round`` is the round in which the weights were trained: ``round``, but
     for a peer that comes back and publishes its last model again as the round of the mesh. Of the peers that may teach
     this round, ``consumed`` taught (with an older snapshot, if its round is before ``round`` - 1), ``missing`` had none
-    in time, and the snapshots of ``quarantined`` were refused.
+    in time, and the snapshots of ``quarantined`` were refused. ``signature`` is None only without TLS.
     """
 
     run: Digest
@@ -71,6 +78,7 @@ class Manifest(_Strict):
     model_round: int = Field(ge=0, lt=2**31)
     missing: tuple[PeerId, ...]
     quarantined: tuple[PeerId, ...]
+    signature: Signature | None = None
 
     @model_validator(mode="after")
     def _not_from_the_future(self) -> Self:
@@ -81,6 +89,10 @@ class Manifest(_Strict):
     def to_bytes(self) -> bytes:
         """The manifest as it is stored and sent: JSON in UTF-8, fields in the order above."""
         return self.model_dump_json().encode()
+
+    def signed_bytes(self) -> bytes:
+        """What a signature covers: the same JSON without the signature."""
+        return self.model_dump_json(exclude={"signature"}).encode()
 
     @classmethod
     def from_bytes(cls, document: bytes) -> Manifest:

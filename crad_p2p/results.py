@@ -50,6 +50,7 @@ class RoundRecord:
     missing_teachers: tuple[int, ...] = ()
     stale_teachers: tuple[int, ...] = ()
     quarantined_teachers: tuple[int, ...] = ()
+    quarantine_reasons: Mapping[str, str] = field(default_factory=dict)
     skipped_rounds: tuple[int, ...] = ()
     seconds: Seconds = Seconds()
     bytes_sent: int = 0
@@ -85,6 +86,7 @@ class PeerResult:
     missing_teachers: tuple[int, ...] = ()
     stale_teachers: tuple[int, ...] = ()
     quarantined_teachers: tuple[int, ...] = ()
+    quarantine_reasons: Mapping[str, str] = field(default_factory=dict)
     skipped_rounds: tuple[int, ...] = ()
     best_round: int | None = None
 
@@ -187,6 +189,7 @@ def total(records: Iterable[RoundRecord], result: PeerResult) -> PeerResult:
         missing_teachers=_union(record.missing_teachers for record in history),
         stale_teachers=_union(record.stale_teachers for record in history),
         quarantined_teachers=_union(record.quarantined_teachers for record in history),
+        quarantine_reasons={peer: why for record in history for peer, why in record.quarantine_reasons.items()},
         skipped_rounds=_union(record.skipped_rounds for record in history),
     )
 

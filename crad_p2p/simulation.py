@@ -151,19 +151,19 @@ class _Simulation:
         client.open_round()
         expected = self._federation.teachers_of(client.id, client.round + 1)
         teachers = [each for each in last if each.manifest.peer in expected]
-        quarantined = []
+        quarantined = dict[int, str]()
         for teacher in teachers:
             try:
                 client.teach(teacher.manifest, teacher.snapshot)
-            except SnapshotError:
-                quarantined.append(teacher.manifest.peer)
+            except SnapshotError as error:
+                quarantined[teacher.manifest.peer] = str(error)
         teachers = [each for each in teachers if each.manifest.peer not in quarantined]
         clock.append(time.monotonic())
         (own,) = (each.snapshot for each in last if each.manifest.peer == client.id)
         checkpoint = client.checkpoint()  # training changes the momentum; this is gone when the round is over
         log = client.train([teacher.manifest.peer for teacher in teachers], lambda: (own, checkpoint))
         clock.append(time.monotonic())
-        published = self._publish(client, teachers, quarantined)
+        published = self._publish(client, teachers, tuple(quarantined))
         accuracy = None
         if self._federation.evaluates_after(client.round):
             accuracy = client.evaluate(published.snapshot).global_accuracy
@@ -181,6 +181,7 @@ class _Simulation:
             redone=log.redone,
             teachers=tuple(teacher.manifest.peer for teacher in teachers),
             quarantined_teachers=tuple(quarantined),
+            quarantine_reasons={str(peer): reason for peer, reason in quarantined.items()},
             seconds=Seconds(teachers=clock[1] - clock[0], train=clock[2] - clock[1], validate=clock[3] - clock[2]),
         )
         return published, record

@@ -46,9 +46,10 @@ class TensorSpec(NamedTuple):
 Layout = dict[str, TensorSpec]
 
 
-def largest_file(layout: Layout) -> int:
-    """Upper bound in bytes on a snapshot file of this layout: its data are exact, only its header may vary."""
-    return 8 + MAX_HEADER_BYTES + sum(spec.nbytes for spec in layout.values())
+def file_bounds(layout: Layout) -> tuple[int, int]:
+    """Least and most bytes of a snapshot file of this layout: its data are exact, only its header may vary."""
+    data = sum(spec.nbytes for spec in layout.values())
+    return 8 + len("{}") + data, 8 + MAX_HEADER_BYTES + data
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
@@ -78,13 +79,31 @@ def check_file(path: Path, layout: Layout, *, size: int, sha256: str) -> None:
     digest = sha256_file(path)
     if digest != sha256:
         raise DamagedFileError(f"sha256 of the file is {digest[:12]}…, the manifest says {sha256[:12]}…")
+    if not check_start(path, layout, size=size):
+        raise SnapshotError(f"a file of {size} bytes, which is too short for its safetensors header")
+
+
+def check_start(path: Path, layout: Layout, *, size: int) -> bool:
+    """Check the header of a file that may still be on its way; whether all of the header is there.
+
+    Args:
+        size: bytes of the whole file.
+
+    Raises:
+        SnapshotError: the header is not the architecture's.
+    """
     with path.open("rb") as file:
         start = file.read(8)
-        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (size,)
+        if len(start) < 8:
+            return False
+        (length,) = struct.unpack("<Q", start)
         if length > min(MAX_HEADER_BYTES, size - 8):
             raise SnapshotError(f"safetensors header claims {length} bytes; at most {MAX_HEADER_BYTES} are allowed")
         header = file.read(length)
+    if len(header) < length:
+        return False
     check_header(header, layout, data_bytes=size - 8 - length)
+    return True
 
 
 def check_header(header: bytes, layout: Layout, *, data_bytes: int) -> None:

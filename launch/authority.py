@@ -170,7 +170,7 @@ def throwaway(folder: Path, federation: str, ids: Iterable[int], days: int = 30,
     """Certificates for a mesh on this machine: a CA in ``folder/ca.pem``, and a TLS directory ``folder/ID`` a peer.
 
     The CA's key is forgotten at once. What is there stays if all of it is good for another day. Otherwise all is made
-    anew, and ``folder/ca.pem`` keeps the earlier CAs beside the new one, since there are signatures of their peers.
+    anew, and the earlier CAs stay beside the new one: manifests of earlier rounds are signed under them.
 
     Raises:
         CertificateError: ``folder/ca.pem`` holds something else.
@@ -190,7 +190,7 @@ def throwaway(folder: Path, federation: str, ids: Iterable[int], days: int = 30,
         make_folder(folder / str(peer))
         write_file(folder / str(peer) / KEY_FILE, key_to_pem(key), 0o600)
         write_file(folder / str(peer) / CERTIFICATE_FILE, to_pem(_issue(authority, key.public_key(), peer, days, now)))
-        write_file(folder / str(peer) / CA_FILE, to_pem(authority.certificate))
+        write_file(folder / str(peer) / CA_FILE, bundle.read_bytes())
 
 
 def _good_for_a_day(

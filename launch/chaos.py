@@ -21,8 +21,9 @@ from pathlib import Path
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
+from launch.authority import throwaway
 from launch.faults import Fault, plan
-from launch.mesh import environment, last_words, peer_dir
+from launch.mesh import environment, last_words, peer_dir, tls_dir
 from launch.proxy import Proxy
 from launch.quick import write_federation
 from peer.store import Store
@@ -121,6 +122,7 @@ class Chaos:
                         self._links[i, j] = await stack.enter_async_context(proxy)
             for peer in self._federation.ids:
                 self._write_view(peer)
+            throwaway(self._out / "tls", self._federation.federation, self._federation.ids)
             try:
                 async with asyncio.TaskGroup() as group:
                     peers = [group.create_task(self._keep(peer)) for peer in self._federation.ids]
@@ -205,7 +207,16 @@ class Chaos:
     async def _start(self, peer: int) -> asyncio.subprocess.Process:
         folder = peer_dir(self._out, peer)
         command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(folder / "peers.yaml")]
-        command += ["--state-dir", str(folder), "--threads", "1", "--device", "cpu"]
+        command += [
+            "--state-dir",
+            str(folder),
+            "--tls-dir",
+            str(tls_dir(self._out, peer)),
+            "--threads",
+            "1",
+            "--device",
+            "cpu",
+        ]
         with (folder / "log.txt").open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *command,

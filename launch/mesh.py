@@ -14,10 +14,13 @@ import grpc.aio
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
 from crad_p2p.parent import parent_entry
+from launch.authority import throwaway
 from launch.view import Progress
-from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import dial
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import RawStub, dial
+from peer.intake import parse
 from peer.store import Store
+from peer.tls import Tls
 from peer.waiting import within
 
 #: Seconds that peers get to leave after SIGTERM.
@@ -26,6 +29,11 @@ _GRACE = 8.0
 _MAX_STARTS = 10
 #: Seconds between two attempts to reach a peer's status.
 _RETRY = 0.3
+
+
+def tls_dir(out: Path, peer_id: int) -> Path:
+    """Where the throw-away certificate of one peer of a local mesh is."""
+    return out / "tls" / str(peer_id)
 
 
 def peer_dir(out: Path, peer_id: int) -> Path:
@@ -76,6 +84,7 @@ class Mesh:
             CradError: the first failure of a peer, in its own words (under policy ``quorum`` the first that leaves too
                 few); all others are stopped, and continue when the mesh is started again.
         """
+        throwaway(self._out / "tls", self._federation.federation, self._federation.ids)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -137,7 +146,7 @@ class Mesh:
         folder = peer_dir(self._out, peer)
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(self._peers_file)]
-        command += ["--state-dir", str(folder), *self._options, *more]
+        command += ["--state-dir", str(folder), "--tls-dir", str(tls_dir(self._out, peer)), *self._options, *more]
         with (folder / "log.txt").open("ab") as log:
             # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
             process = await asyncio.create_subprocess_exec(
@@ -153,13 +162,16 @@ class Mesh:
 
     async def _watch(self, peer: int) -> None:
         """Keep the peer's row up to date."""
-        channel = dial(self._federation.peer(peer).address)
-        stub = peer_pb2_grpc.PeerStub(channel)  # type: ignore[no-untyped-call]
+        # With the peer's own certificate: what belongs to a site may look at its peer.
+        tls = Tls(tls_dir(self._out, peer), self._federation.federation, peer)
+        channel = dial(self._federation.peer(peer).address, tls, peer)
+        stub = RawStub(channel)
         row = self._progress.rows[peer]
         try:
             while row.phase != "done":
                 try:
-                    async for state in stub.Watch(peer_pb2.WatchRequest(progress=True)):
+                    async for raw in stub.Watch(peer_pb2.WatchRequest(progress=True)):
+                        state = parse(peer_pb2.PeerState, raw)
                         row.round, row.phase, row.step, row.steps = state.round, state.phase, state.step, state.steps
                         if state.HasField("validation_accuracy"):
                             row.validation_accuracy = state.validation_accuracy

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from crad_p2p.errors import CertificateError
 from crad_p2p.federation import Federation, is_loopback
-
-#: Bytes of snapshot data in one message. A transfer is seen to move when a whole message has come, so on a link of
-#: 20 kB/s one of 1 MiB would take longer than the wait for progress. The price is CPU: 3.3 s/GB against 2.0 for 1 MiB.
-CHUNK_BYTES = 1 << 16
-#: What a receiver takes in one message; senders may choose less.
-LARGEST_CHUNK_BYTES = 1 << 20
+from peer.gate import CALLS_OF_ONE, SERVICE
+from peer.intake import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES
+from peer.tls import Tls
 
 _COMMON: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_receive_message_length", 2 * LARGEST_CHUNK_BYTES),
-    ("grpc.max_metadata_size", 8192),
+    ("grpc.max_metadata_size", 8_192),
+    ("grpc.absolute_max_metadata_size", 16_384),
     # Identity only: weights do not compress, and a compressed message could unpack to anything.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -28,8 +26,13 @@ _COMMON: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.bdp_probe", 0),
 )
 
-SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
+_SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
     *_COMMON,
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", 2 * CALLS_OF_ONE),  # of one connection
+    # Who has connected and says nothing holds a place that others need. A link always has a call open.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.so_reuseport", 0),  # else two peers on one port would both "succeed"
     # Must allow the clients' keepalive, or they are sent away for pinging too much.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -43,6 +46,7 @@ SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
 
 CLIENT_OPTIONS: tuple[tuple[str, Any], ...] = (
     *_COMMON,
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.enable_http_proxy", 0),  # proxy variables would capture even loopback calls
     ("grpc.enable_retries", 0),  # a half-read stream cannot be retried by the library; links resume by offset
     # A silently dead link is noticed after time + timeout. Pings are sent only when nothing comes, so data under way
@@ -79,6 +83,12 @@ class Waits:
     linger: float = 600.0
 
 
+def server_options(members: int) -> tuple[tuple[str, Any], ...]:
+    """Options of a server for a federation of so many peers."""
+    # A peer has one connection or two; those that were cut stay until this side notices.
+    return (*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", 64 + 8 * members))
+
+
 def require_loopback(federation: Federation, listen: str) -> None:
     """Plain text is for one machine only.
 
@@ -88,15 +98,44 @@ def require_loopback(federation: Federation, listen: str) -> None:
     for what, address in (("--listen", listen), *((f"peer {peer.id}", peer.address) for peer in federation.peers)):
         if not is_loopback(address):
             raise CertificateError(
-                f"{what} has the address {address}, which is not of the loopback interface, and this version has no "
-                f"certificates yet: without them snapshots would travel unprotected, so only addresses such as "
-                f"127.0.0.1:7400 are accepted"
+                f"--insecure sends everything as plain text, so it takes addresses of this machine only, such as "
+                f"127.0.0.1:7400, and {what} has the address {address}: leave --insecure out and make certificates "
+                f"(docs/certificates.md)"
             )
 
 
-def dial(address: str) -> grpc.aio.Channel:
-    """A channel of its own to HOST:PORT (never shared with another, so that streams cannot block one another)."""
-    return grpc.aio.insecure_channel(_target(address), options=[*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+def dial(address: str, tls: Tls | None = None, peer: int | None = None) -> grpc.aio.Channel:
+    """A channel of its own to HOST:PORT (never shared with another, so that streams cannot block one another).
+
+    Args:
+        tls: this peer's certificate; None for plain text.
+        peer: whose certificate is expected there.
+    """
+    options = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    if tls is None:
+        return grpc.aio.insecure_channel(_target(address), options=options)
+    assert peer is not None
+    return grpc.aio.secure_channel(
+        _target(address), tls.channel_credentials(), options=(*options, *tls.channel_options(peer))
+    )
+
+
+class RawStub:
+    """The calls of a peer; answers are raw bytes, which ``peer.intake`` parses."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        def unary(name: str) -> Any:
+            return channel.unary_unary(f"/{SERVICE}/{name}", request_serializer=_raw)
+
+        def stream(name: str) -> Any:
+            return channel.unary_stream(f"/{SERVICE}/{name}", request_serializer=_raw)
+
+        self.Hello, self.GetManifest, self.Refuse = unary("Hello"), unary("GetManifest"), unary("Refuse")
+        self.Watch, self.GetSnapshot = stream("Watch"), stream("GetSnapshot")
+
+
+def _raw(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 def _target(address: str) -> str:

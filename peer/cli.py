@@ -61,6 +61,20 @@ def peer(
         float,
         typer.Option(min=0, help="Seconds to serve on after the last round, for late peers.", envvar="CRAD_LINGER"),
     ] = Waits.linger,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where ca.pem, peer.pem and peer.key are; by default crad-tls/ID here.", envvar="CRAD_TLS_DIR"
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Plain text instead of TLS, between addresses of this machine only.",
+            envvar="CRAD_INSECURE",
+        ),
+    ] = False,
     recover: Annotated[
         bool,
         typer.Option("--recover", help="First fetch this peer's last rounds back from the others: its disk lost them."),
@@ -87,6 +101,8 @@ def peer(
         listen = check_address(listen or federation.peer(peer_id).address)
     except ValueError as error:
         raise UsageError(f"--listen: {error}") from None
+    if insecure and tls_dir is not None:
+        raise UsageError("--tls-dir and --insecure contradict each other; leave one of them out")
     host = Host(
         peer_id=peer_id,
         peers_file=peers,
@@ -96,6 +112,7 @@ def peer(
         download=download,
         device=device,
         threads=threads,
+        tls_dir=None if insecure else tls_dir or Path("crad-tls", str(peer_id)),
         recover=recover,
     )
     try:

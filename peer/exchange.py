@@ -18,10 +18,12 @@ from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
+from peer.hello import describe_data_difference
 from peer.intake import Intake
 from peer.link import Link, RoundGoneError
 from peer.status import Status
 from peer.store import Store
+from peer.tls import Tls
 from peer.turns import Slots
 from peer.waiting import to_the_end
 from peer.witness import Conflict, Witness
@@ -39,6 +41,7 @@ class Exchange:
     """The other peers, seen from here. What happens is told as events of the barrier.
 
     Args:
+        tls: this peer's certificate; None for plain text.
         tell: takes the events.
         spawn: starts a task whose error ends this peer.
         may_lose: whether a round that its owner does not keep any more can be done without (policy ``quorum``).
@@ -53,11 +56,13 @@ class Exchange:
         witness: Witness,
         waits: Waits,
         *,
+        tls: Tls | None,
         tell: Callable[[e.Event], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         may_lose: bool,
     ) -> None:
         self.collected_by = {peer: -1 for peer in federation.ids if peer != own_id}
+        self.reasons: dict[int, str] = {}  # why the last snapshot of a peer that was refused was refused
         self.served = store.load_served()  # have collected everything once, perhaps before this start
         self._federation = federation
         self._id = own_id
@@ -69,6 +74,7 @@ class Exchange:
         self._may_lose = may_lose
         self._latest_states: dict[int, peer_pb2.PeerState] = {}
         self._newest: dict[int, Manifest] = {}
+        self._counts: dict[int, tuple[int, ...]] = {}  # n of every class, which a peer never changes
         self._shown: dict[int, tuple[int, bytes]] = {}
         self._behind: set[int] = set()
         self._left: set[int] = set()  # they said so
@@ -87,6 +93,7 @@ class Exchange:
                 on_hello=self._on_hello,
                 on_state=self._on_state,
                 on_connection=lambda j, up: tell(e.Connected(j) if up else e.Disconnected(j)),
+                tls=tls,
                 slots=slots,
             )
             for peer in self.collected_by
@@ -107,22 +114,28 @@ class Exchange:
         for peer in self._links:
             if (newest := self._store.newest_received(peer)) is not None:
                 self._newest[peer] = newest
+                self._counts[peer] = newest.statistics.counts
                 self._tell(e.Announced(peer, newest.round))
         return [self._spawn(link.watch()) for link in self._links.values()]
+
+    def renew(self) -> None:
+        """This peer has a new certificate: connect anew with it."""
+        for link in self._links.values():
+            link.renew()
 
     async def close(self) -> None:
         """Close all links."""
         for link in self._links.values():
             await link.close()
 
-    def use(self, intake: Intake, data_digest: str) -> None:
+    def use(self, intake: Intake, data: peer_pb2.Data) -> None:
         """Now that the learner is there it is known what may come in, and which data are common."""
         self._intake = intake
         if self._may_lose and not self._intake_known.is_set():
             for peer in self._links:
                 self._spawn(self._tell_held(peer))
         self._intake_known.set()
-        self._status.update(data_digest=data_digest)
+        self._status.show_data(data)
         for peer in self._latest_states:
             self._compare_data(peer)
             self._compare_manifest(peer)
@@ -151,12 +164,11 @@ class Exchange:
         Raises:
             PeersDisagreeError: it is not.
         """
-        here, there = self._status.state.data_digest, self._latest_states[peer].data_digest
-        if here and there and here != there:
-            raise PeersDisagreeError(
-                f"peers {self._id} and {peer} have different data: class names, image size, labels or the split differ "
-                f"(digests {here[:12]}… and {printable(there[:12])}…); give both the same data set and version of NumPy"
-            )
+        here, there = self._status.state, self._latest_states[peer]
+        if not here.HasField("data") or not there.HasField("data"):
+            return
+        if difference := describe_data_difference(there.data, here.data, peer, self._id):
+            raise PeersDisagreeError(f"peers {self._id} and {peer} have different data: {difference}")
 
     def _compare_round(self, peer: int, number: int) -> None:
         if not self._witness.is_behind(peer, number) or self._latest_states[peer].phase == "recover":
@@ -181,7 +193,7 @@ class Exchange:
         # What is further ahead is looked at when it is fetched, if it ever is.
         if 0 <= state.round <= self._status.state.round + 1:
             with suppress(SnapshotError):  # said when it is fetched
-                self._examine(self._intake.manifest(state.manifest, peer, state.round))
+                self._examine(self._checked(state.manifest, peer, state.round))
 
     # --- what is fetched -------------------------------------------------------------------------------------------
 
@@ -230,7 +242,14 @@ class Exchange:
         await self._intake_known.wait()
         manifest = self._held_manifest(peer, number)
         if manifest is None:
-            manifest = self._watched_manifest(peer, number) or await self._links[peer].manifest(number, self._intake)
+            manifest = self._watched_manifest(peer, number)
+            try:
+                if manifest is None:
+                    manifest = await self._links[peer].manifest(number, self._intake, counts=self._counts.get(peer))
+            except SnapshotError as error:
+                self._refuse_manifest(peer, number, error)
+                return
+            self._counts[peer] = manifest.statistics.counts
             self._store.save_received_manifest(manifest)
         if number == self._federation.rounds:  # when its owner has left it cannot be fetched again
             await asyncio.to_thread(self._store.make_received_durable, peer, number)
@@ -251,7 +270,7 @@ class Exchange:
             except DamagedFileError:
                 raise
             except SnapshotError as error:
-                logger.warning("the snapshot of peer %d is not used: %s", peer, error)
+                self.refuse(manifest, str(error))
                 self._tell(e.SnapshotRefused(peer, number))
                 return
         if number == self._federation.rounds:
@@ -284,9 +303,34 @@ class Exchange:
         """What an earlier start of this process left, if it can be used."""
         try:
             document = self._store.received_manifest_path(peer, number).read_bytes()
-            return self._intake.manifest(document, peer, number)
+            return self._checked(document, peer, number)
         except (FileNotFoundError, SnapshotError):
             return None
+
+    def _checked(self, document: bytes, peer: int, number: int, sha256: str | None = None) -> Manifest:
+        return self._intake.manifest(document, peer, number, sha256=sha256, counts=self._counts.get(peer))
+
+    def refuse(self, manifest: Manifest, reason: str) -> None:
+        """A snapshot must not be used: keep it aside, and say so here and to its owner."""
+        path = self._store.quarantine(manifest, reason)
+        logger.warning(
+            "the snapshot of round %d of peer %d is not used: %s; it is kept in %s",
+            manifest.round,
+            manifest.peer,
+            reason,
+            path,
+        )
+        self.reasons[manifest.peer] = reason
+        self._spawn(self._links[manifest.peer].refuse(manifest.round, manifest.sha256, reason))
+
+    def _refuse_manifest(self, peer: int, number: int, error: SnapshotError) -> None:
+        """A manifest must not be used: its round goes on without that peer."""
+        logger.warning("round %d of peer %d is not used: %s", number, peer, error)
+        self.reasons[peer] = str(error)
+        self._store.note_refused(peer, number, str(error))
+        self._spawn(self._links[peer].refuse(number, "", str(error)))
+        self._tell(e.SnapshotRefused(peer, number))
+        self._tell(e.ManifestHeld(peer, number))  # there is nothing to wait for
 
     def _watched_manifest(self, peer: int, number: int) -> Manifest | None:
         """The manifest that came with the peer's state, if it is of this round and right."""
@@ -294,7 +338,7 @@ class Exchange:
         if state is None or state.round != number:
             return None
         try:
-            return self._intake.manifest(state.manifest, peer, number, sha256=state.manifest_sha256)
+            return self._checked(state.manifest, peer, number, sha256=state.manifest_sha256)
         except SnapshotError as error:
             logger.warning("manifest of round %d of peer %d refused: %s; asking for it again", number, peer, error)
             return None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import secrets
 
 from crad_p2p import __version__
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.foreign import printable
 from peer._proto.crad.v1 import peer_pb2
+from peer.intake import NONCE_BYTES
+
+#: Of the messages and what they mean.
+PROTOCOL = 1
 
 
 def greeting(federation: Federation, own_id: int) -> peer_pb2.HelloRequest:
-    """What this peer says of itself."""
+    """What this peer says of itself, and a nonce for the other to sign."""
     agreed = json.dumps(federation.agreed()).encode()
-    return peer_pb2.HelloRequest(peer=own_id, software=__version__, agreed=agreed)
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return peer_pb2.HelloRequest(peer=own_id, software=__version__, protocol=PROTOCOL, agreed=agreed, nonce=nonce)
 
 
 def describe_disagreement(
@@ -21,6 +27,8 @@ def describe_disagreement(
 ) -> str | None:
     """The first thing in which the other peer differs, with both values; None if it runs the same."""
     there, here = f"peer {other.peer}", f"peer {own_id}"
+    if other.protocol != PROTOCOL:
+        return f"the protocol version is {other.protocol} on {there} and {PROTOCOL} on {here}"
     if other.software != __version__:
         return f"the software version is {printable(other.software)} on {there} and {__version__} on {here}"
     try:
@@ -31,3 +39,31 @@ def describe_disagreement(
         return f"{there} does not say what it runs"
     difference = describe_difference(agreed, federation.agreed(), f"the file of {there}", f"the file of {here}")
     return printable(difference, 400) if difference else None
+
+
+def describe_data_difference(other: peer_pb2.Data, own: peer_pb2.Data, peer: int, own_id: int) -> str | None:
+    """The first thing in which the data of two peers differ, with both values; None if they do not."""
+    there, here = list(other.class_names), list(own.class_names)
+    if there != here:
+        if len(there) != len(here):
+            values = f"has {len(there)} classes on peer {peer} and {len(here)} on peer {own_id}"
+        else:
+            c = next(c for c in range(len(here)) if there[c] != here[c])
+            values = f"has {_quoted(there[c])} as class {c} on peer {peer} and {_quoted(here[c])} on peer {own_id}"
+        return f"the class list {values}; names and their order must be the same"
+    if list(other.image_shape) != list(own.image_shape):
+        return f"images are {_shape(other)} on peer {peer} and {_shape(own)} on peer {own_id}"
+    if other.partition_digest != own.partition_digest:
+        return (
+            f"the labels or the partition differ: digest {other.partition_digest[:12]}… on peer {peer} and "
+            f"{own.partition_digest[:12]}… on peer {own_id}; give both the same data set and version of NumPy"
+        )
+    return None
+
+
+def _quoted(name: str) -> str:
+    return f"'{printable(name)}'"
+
+
+def _shape(data: peer_pb2.Data) -> str:
+    return "x".join(map(str, data.image_shape))

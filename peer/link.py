@@ -10,11 +10,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from crad_p2p.errors import IncompleteError, PeersDisagreeError
 from crad_p2p.failpoints import fail_point
@@ -22,10 +24,13 @@ from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, SnapshotError
-from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import LARGEST_CHUNK_BYTES, Waits, dial
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import RawStub, Waits, dial
 from peer.hello import describe_disagreement, greeting
-from peer.intake import Intake
+from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, parse
+from peer.signatures import check_greeting
+from peer.strangers import describe_stranger
+from peer.tls import Tls
 from peer.turns import Slots, Turns
 from peer.waiting import within
 
@@ -35,13 +40,27 @@ _FIRST_DELAY = 0.1
 #: Seconds between two tries. An attempt to connect may have taken four when the link heals, and traffic resumes within
 #: five; but who sends what must not be used is not asked again so soon.
 _LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
+#: States of a peer that are taken in a second; who sends more is read no faster.
+_STATES_A_SECOND = 200
 #: The peer's own word, or a connection of which gRPC knows that it is lost.
 _CONNECTION_IS_FINE = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAVAILABLE,
 )
+
+
+#: In gRPC's words for a connection that came about, and was given up in the handshake.
+_TLS_FAILED = ("Verification Check failed", "CERTIFICATE_VERIFY_FAILED", "SSL", "Handshake", "Socket closed")
+#: Seconds between two looks at who answers in place of the peer.
+_LOOK = 10.0
+#: Times that a peer is told that its snapshot is not used.
+_TELL_TRIES = 5
+
+M = TypeVar("M", bound=Message)
 
 
 class Link:
@@ -52,6 +71,7 @@ class Link:
             :meth:`watch`.
         on_state: called with every state the peer sends.
         on_connection: called with True when the link comes up and False when it goes down.
+        tls: this peer's certificate; None for plain text.
         slots: limits the transfers that run at the same time; held while one runs, and not between two attempts, so
             that peers which are away do not keep others from being served.
     """
@@ -66,6 +86,7 @@ class Link:
         on_hello: Callable[[int, peer_pb2.HelloReply], None] = lambda *_: None,
         on_state: Callable[[int, peer_pb2.PeerState], None] = lambda *_: None,
         on_connection: Callable[[int, bool], None] = lambda *_: None,
+        tls: Tls | None = None,
         slots: Slots | None = None,
     ) -> None:
         self.peer = peer
@@ -83,7 +104,18 @@ class Link:
         self._has_agreed = False
         self._difference: str | None = None  # found in the last greeting
         self._last_heard = 0.0  # when something came, on whatever call
-        self._line = _Line(self._address)
+        self._tls = tls
+        self._run = federation.digest()
+        self._valid_until: datetime | None = None  # the peer's certificate
+        self._stranger: str | None = None  # what was found last at the address
+        self._look_again = 0.0
+        self._is_renewed = False  # this peer's certificate, since the connection was made
+        self._line = self._dial()
+
+    def renew(self) -> None:
+        """Connect anew, with the certificate that this peer has now; what is under way goes on."""
+        self._is_renewed = True
+        self._redial(self._line)
 
     async def close(self) -> None:
         await self._line.channel.close()
@@ -97,6 +129,7 @@ class Link:
         is_up: bool | None = None
         async for attempt in _attempts():
             try:
+                self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if is_up is False:  # the log has a line that it was not
                     logger.info("peer %d at %s: connected", self.peer, self._address)
@@ -110,6 +143,8 @@ class Link:
                 reason = "it ended the stream"
             except _CallError as error:
                 reason = str(error)
+                if error.is_of_tls:
+                    reason = await self._look_closer() or reason
             if is_up is not False:  # not once for every attempt that fails
                 is_up = False
                 self._on_connection(self.peer, False)
@@ -128,10 +163,13 @@ class Link:
                 attempt.failed(logger, f"peer {self.peer} at {self._address}: {error}; trying again")
         raise AssertionError("attempts never end")
 
-    async def manifest(self, number: int, intake: Intake, owner: int | None = None) -> Manifest:
+    async def manifest(
+        self, number: int, intake: Intake, owner: int | None = None, *, counts: tuple[int, ...] | None = None
+    ) -> Manifest:
         """A manifest of the peer, or one of ``owner`` that the peer keeps; asked for until it is there and right.
 
         Raises:
+            SnapshotError: it is the document asked for, and must not be used.
             RoundGoneError: the peer does not keep that round (any more).
         """
         owner = self.peer if owner is None else owner
@@ -139,8 +177,9 @@ class Link:
         async for attempt in _attempts():
             try:
                 async with self._call() as stub:
-                    reply = await self._answer(stub.GetManifest(request, timeout=self._waits.connect))
-                return intake.manifest(reply.document, owner, number, sha256=reply.manifest_sha256)
+                    call = stub.GetManifest(request, timeout=self._waits.connect)
+                    reply = await self._answer(peer_pb2.GetManifestReply, call)
+                return intake.manifest(reply.document, owner, number, sha256=reply.manifest_sha256, counts=counts)
             except _CallError as error:
                 is_repeated = attempt.failed(
                     logger,
@@ -148,7 +187,7 @@ class Link:
                     level=logging.DEBUG if error.code == grpc.StatusCode.NOT_FOUND else logging.INFO,  # told below
                 )
                 self._raise_if_gone(error, number, is_repeated=is_repeated)
-            except SnapshotError as error:
+            except DamagedFileError as error:
                 attempt.failed(
                     logger,
                     f"manifest of round {number} of peer {owner} refused: {error}; trying again",
@@ -175,7 +214,7 @@ class Link:
                     self._timed(),
                     self._call() as stub,
                 ):
-                    await self._download(stub, manifest, partial, recheck=was_damaged)
+                    await self._download(stub, manifest, partial, intake, recheck=was_damaged)
                 await self._check(intake, partial, manifest)
                 fail_point("snapshot-received", manifest.round)
                 partial.rename(path)
@@ -203,14 +242,61 @@ class Link:
                 is_repeated = attempt.failed(logger, f"{what} {how}")
                 self._raise_if_gone(error, manifest.round, is_repeated=is_repeated)
 
+    async def refuse(self, number: int, sha256: str, reason: str) -> None:
+        """Tell the peer that its snapshot is not used here, and why; given up after a few tries.
+
+        Args:
+            sha256: of the snapshot; empty if its manifest could not be read.
+        """
+        request = peer_pb2.RefuseRequest(round=number, sha256=sha256, reason=reason[:1_000])
+        tries = 0
+        async for attempt in _attempts():
+            try:
+                async with self._call() as stub:
+                    await self._answer(peer_pb2.RefuseReply, stub.Refuse(request, timeout=self._waits.connect))
+                return
+            except _CallError as error:
+                tries += 1
+                if tries == _TELL_TRIES:
+                    logger.info("peer %d could not be told that its snapshot is not used: %s", self.peer, error)
+                    return
+                attempt.failed(logger, str(error), level=logging.DEBUG)
+
     # --- inside ----------------------------------------------------------------------------------------------------
 
     async def _greet(self) -> peer_pb2.HelloReply:
+        request = greeting(self._federation, self._own_id)
         async with self._call() as stub:
-            call = stub.Hello(greeting(self._federation, self._own_id), timeout=self._waits.connect)
-            reply: peer_pb2.HelloReply = await self._answer(call)
+            reply = await self._answer(peer_pb2.HelloReply, stub.Hello(request, timeout=self._waits.connect))
+            self._require_proof(reply, request.nonce)
             self._refuse_difference(reply)
         return reply
+
+    async def _look_closer(self) -> str | None:
+        """Why no connection comes about; looked at now and then, since the reason rarely changes."""
+        now = asyncio.get_running_loop().time()
+        if self._tls is not None and now >= self._look_again:
+            self._stranger = await describe_stranger(self._address, self.peer, self._tls)
+            self._look_again = now + _LOOK
+        return self._stranger
+
+    def _require_proof(self, reply: peer_pb2.HelloReply, nonce: bytes) -> None:
+        """TLS has compared the certificate's host name; this is about its one URI, which says who the peer is."""
+        if self._tls is None:
+            return
+        try:
+            self._valid_until = check_greeting(
+                reply.certificate,
+                reply.proof,
+                federation=self._federation.federation,
+                authorities=self._tls.authorities,
+                caller=self._own_id,
+                called=self.peer,
+                run=self._run,
+                nonce=nonce,
+            )
+        except ValueError as error:
+            raise _CallError(f"it does not prove to be peer {self.peer}: {error}") from None
 
     def _refuse_difference(self, reply: peer_pb2.HelloReply) -> None:
         if reply.peer == self.peer:
@@ -232,7 +318,7 @@ class Link:
             )
 
     @asynccontextmanager
-    async def _call(self) -> AsyncIterator[Any]:
+    async def _call(self) -> AsyncIterator[RawStub]:
         """The stub for one call; whatever ends it early is turned into :class:`_CallError`.
 
         A failure that is neither the peer's own word nor a connection known to be lost can be that of a connection
@@ -246,7 +332,10 @@ class Link:
             if error.code() not in _CONNECTION_IS_FINE:
                 self._redial(line)
             name = error.code().name.lower().replace("_", " ")
-            raise _CallError(f"{name} ({_in_short(error.details() or '')})", error.code()) from None
+            details = error.details() or ""
+            raise _CallError(
+                f"{name} ({_in_short(details)})", error.code(), is_of_tls=any(map(details.__contains__, _TLS_FAILED))
+            ) from None
         except TimeoutError:
             self._redial(line)
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
@@ -266,30 +355,45 @@ class Link:
         finally:
             self.transfer_seconds += time.monotonic() - start
 
+    def _dial(self) -> _Line:
+        return _Line(dial(self._address, self._tls, self.peer))
+
     def _redial(self, line: _Line) -> None:
         if line is self._line:
-            self._line = _Line(self._address)
+            self._line = self._dial()
 
-    async def _answer(self, call: Awaitable[Any]) -> Any:
-        """What the peer answers. gRPC gives None for bytes that are no message of the right kind."""
-        answer = await call
-        if answer is None:
-            raise _CallError("its answer cannot be read")
+    async def _answer(self, kind: type[M], call: Awaitable[Any]) -> M:
+        """What the peer answers, checked."""
+        raw = await call
         self._last_heard = asyncio.get_running_loop().time()
-        return answer
+        if raw is grpc.aio.EOF:
+            raise _EndOfStream
+        try:
+            return parse(kind, raw)
+        except MessageError as error:
+            raise _CallError(f"its answer cannot be used: {error}") from None
 
-    async def _next(self, call: Any, sign_of_life: Callable[[], float] | None = None) -> Any:
-        return await within(self._waits.no_progress, self._answer(call.read()), sign_of_life)
+    async def _next(self, kind: type[M], call: Any, sign_of_life: Callable[[], float] | None = None) -> M | None:
+        """The next message of a stream; None at its end."""
+        try:
+            return await within(self._waits.no_progress, self._answer(kind, call.read()), sign_of_life)
+        except _EndOfStream:
+            return None
 
-    async def _follow(self, stub: Any) -> bool:
+    async def _follow(self, stub: RawStub) -> bool:
         """Pass on every state of the peer; whether it has said that it leaves."""
         call = stub.Watch(peer_pb2.WatchRequest())
         try:
             # On a slow link that is busy with a transfer, states come late, and the transfer shows that it is alive.
-            while (state := await self._next(call, sign_of_life=lambda: self._last_heard)) is not grpc.aio.EOF:
+            while state := await self._next(peer_pb2.PeerState, call, sign_of_life=lambda: self._last_heard):
                 self._on_state(self.peer, state)
                 if state.leaving:
                     return True
+                if self._is_renewed:
+                    raise _CallError("this peer has a new certificate")
+                if self._valid_until is not None and datetime.now(UTC) >= self._valid_until:
+                    raise _CallError("its certificate has expired")
+                await asyncio.sleep(1 / _STATES_A_SECOND)
         finally:
             call.cancel()
         return False
@@ -304,31 +408,52 @@ class Link:
             partial.rename(partial.with_suffix(".refused"))  # kept aside as evidence
             raise
 
-    async def _download(self, stub: Any, manifest: Manifest, partial: Path, *, recheck: bool) -> None:
+    async def _download(
+        self, stub: RawStub, manifest: Manifest, partial: Path, intake: Intake, *, recheck: bool
+    ) -> None:
         """Append to ``partial`` what is missing.
 
         Raises:
-            DamagedFileError: the stream has a gap or is longer than announced.
+            DamagedFileError: the stream has a gap or is longer than announced, or its header is not right, which
+                its owner has not looked at yet.
+            SnapshotError: the header is not that of the architecture, and its owner has found the file whole.
         """
         offset = _size(partial)
+        has_right_header = False
         request = peer_pb2.GetSnapshotRequest(
             peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset, recheck=recheck
         )
         call = stub.GetSnapshot(request)
         try:
             with partial.open("ab") as file:
-                while (chunk := await self._next(call)) is not grpc.aio.EOF:
-                    if chunk.offset != offset or not 0 < len(chunk.data) <= LARGEST_CHUNK_BYTES:
+                while chunk := await self._next(peer_pb2.Chunk, call):
+                    if chunk.offset != offset:
                         raise DamagedFileError(
                             f"chunk of {len(chunk.data)} bytes at {chunk.offset}, expected one at {offset}"
                         )
                     offset += len(chunk.data)
                     if offset > manifest.size:
                         raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
+                    if len(chunk.data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
+                        raise DamagedFileError(f"chunk of {len(chunk.data)} bytes in the middle of the file")
                     file.write(chunk.data)
                     self.bytes_received += len(chunk.data)
+                    if not has_right_header:
+                        file.flush()
+                        has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
         finally:
             call.cancel()
+
+    @staticmethod
+    def _has_right_header(intake: Intake, partial: Path, manifest: Manifest, *, is_vouched_for: bool) -> bool:
+        """Look at the header as soon as it is here, so that not all of a wrong file is fetched."""
+        try:
+            return intake.start_of_snapshot(partial, manifest)
+        except SnapshotError as error:
+            if is_vouched_for:
+                partial.rename(partial.with_suffix(".refused"))
+                raise
+            raise DamagedFileError(str(error)) from None
 
     def _raise_if_gone(self, error: _CallError, number: int, *, is_repeated: bool) -> None:
         """A peer that answers so once may have read a damaged request."""
@@ -342,9 +467,9 @@ class Link:
 class _Line:
     """One channel to the peer, and how many calls are on it."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = dial(address)
-        self.stub = peer_pb2_grpc.PeerStub(self.channel)  # type: ignore[no-untyped-call]
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.stub = RawStub(channel)
         self.calls = 0
 
 
@@ -355,9 +480,14 @@ class RoundGoneError(IncompleteError):
 class _CallError(Exception):
     """Why a call did not get to its end, and gRPC's code where there is one."""
 
-    def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
+    def __init__(self, reason: str, code: grpc.StatusCode | None = None, *, is_of_tls: bool = False) -> None:
         super().__init__(reason)
         self.code = code
+        self.is_of_tls = is_of_tls
+
+
+class _EndOfStream(Exception):
+    """No message, since there are no more."""
 
 
 class _Attempt:

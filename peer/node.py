@@ -22,6 +22,7 @@ from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
 from peer import events as e
+from peer._proto.crad.v1 import peer_pb2
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
@@ -30,11 +31,14 @@ from peer.learner_process import LearnerProcess
 from peer.leaving import RETURN, Leaving, Verdict
 from peer.recorder import Recorder
 from peer.recovery import recover
+from peer.refusals import Refusals
 from peer.reservations import reservations
 from peer.server import PeerServicer, Server
 from peer.signals import Signals
+from peer.signatures import sign_manifest
 from peer.status import Status
 from peer.store import Store
+from peer.tls import Tls
 from peer.waiting import to_the_end, within
 from peer.witness import Witness
 from peer.words import name_peers
@@ -45,6 +49,8 @@ logger = logging.getLogger(__name__)
 _MAX_LEARNER_STARTS = 5
 #: Seconds after which an unchanged situation is worth a line in the log.
 _LONG = 30.0
+#: Seconds between two writings of what was refused.
+_SAVE = 5.0
 #: Seconds that watchers get to read the last state.
 _FAREWELL = 5.0
 
@@ -53,7 +59,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Host:
-    """What belongs to this host and not to the federation."""
+    """What belongs to this host and not to the federation. Without ``tls_dir`` all is sent as plain text."""
 
     peer_id: int
     peers_file: Path
@@ -63,6 +69,7 @@ class Host:
     download: bool
     device: str
     threads: int | None
+    tls_dir: Path | None
     recover: bool = False
 
 
@@ -96,6 +103,7 @@ class Node:
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._unanswered = 0
+        self._refusals = Refusals(host.state_dir / "refused.txt")
         self._damage: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # seen when a snapshot was sent
         self._train_samples = 0
         self._peak_rss = 0
@@ -111,13 +119,19 @@ class Node:
             ReservationsError: all rounds are done, but some without a peer, or with evidence against one.
             CradError: why this peer ended before that; another start continues after the last committed round.
         """
-        require_loopback(self._federation, self._host.listen)
+        tls = self._tls = self._load_tls()
+        if tls is None:
+            require_loopback(self._federation, self._host.listen)
         self._signals = Signals(on_second=self._status.close)  # whoever watches is not waited for then
         try:
             self._store.open(self._federation, self._id)
             await self._run_opened()
         except OSError as error:
             raise self._disk_failed(error) from None
+
+    def _load_tls(self) -> Tls | None:
+        folder = self._host.tls_dir
+        return None if folder is None else Tls(folder, self._federation.federation, self._id)
 
     async def _run_opened(self) -> None:
         server = exchange = None
@@ -129,9 +143,11 @@ class Node:
                 self._store,
                 self._status,
                 witness,
+                self._tls,
                 on_damage=lambda *what: self._damage.put_nowait(what),
+                on_refusal=self._hear_refusal,
             )
-            server = Server(self._host.listen, self._servicer)
+            server = Server(self._host.listen, self._servicer, self._refusals)
             self._write_pid("service", os.getpid())
             if self._host.recover:
                 self._status.update(phase="recover")
@@ -148,6 +164,7 @@ class Node:
                 self._status,
                 witness,
                 self._waits,
+                tls=self._tls,
                 tell=self._inbox.put_nowait,
                 spawn=self._spawn,
                 may_lose=self._federation.barrier.policy == "quorum",
@@ -173,6 +190,7 @@ class Node:
             ended = await asyncio.gather(*stopping, return_exceptions=True)
             with suppress(OSError, CradError, ValueError):  # where this fails, the next start mends or tells it
                 self._store.record_history()
+                self._refusals.save()
             self._store.close()
             for error in ended:
                 if error is not None:
@@ -203,6 +221,9 @@ class Node:
             async with asyncio.TaskGroup() as self._tasks:
                 watches = (self._stop_on_signal(), self._stop_on_damage(), self._say_what_takes_long())
                 background = [self._spawn(each) for each in watches] + self._exchange.watch()
+                background.append(self._spawn(self._save_refusals()))
+                if self._tls is not None:
+                    background.append(self._spawn(self._tls.watch(on_change=self._exchange.renew)))
                 self._learner_task = self._spawn(self._run_learner())
                 await self._pump()
                 await self._exchange.forget_before(federation.rounds + 1)  # nothing is needed any more
@@ -242,7 +263,7 @@ class Node:
             )
         await child.stop()
         try:
-            await recover(self._federation, self._id, self._store, self._intake_of(message), self._waits)
+            await recover(self._federation, self._id, self._store, self._intake_of(message), self._waits, self._tls)
         except OSError as error:
             raise self._disk_failed(error) from None
 
@@ -348,6 +369,7 @@ class Node:
         manifest = before.model_copy(
             update={"round": number, "consumed": (), "missing": (), "quarantined": ()}  # model_round stays
         )
+        manifest = self._signed(manifest)
         record = RoundRecord(
             peer=self._id,
             round=number,
@@ -433,7 +455,8 @@ class Node:
             event = e.LearnerUp() if message["round"] == self._store.last_round() else None
         elif kind == "taught":
             if not message["usable"]:
-                logger.warning("the snapshot of peer %d is not used: %s", message["peer"], message["reason"])
+                manifest = self._store.received_manifest(message["peer"], message["round"])
+                self._exchange.refuse(manifest, message["reason"])
             event = e.Taught(message["peer"], message["round"], message["usable"])
         else:
             event = await self._commit(message)
@@ -442,7 +465,9 @@ class Node:
         return event
 
     def _learner_ready(self, message: Message) -> e.Event | None:
-        self._exchange.use(self._intake_of(message), message["data_digest"])
+        names, shape = message["class_names"], message["image_shape"]
+        data = peer_pb2.Data(class_names=names, image_shape=shape, partition_digest=message["partition_digest"])
+        self._exchange.use(self._intake_of(message), data)
         self._train_samples = message["train_samples"]
         logger.info("learner on %s with %d training images", message["device"], self._train_samples)
         number = self._store.last_round()
@@ -453,7 +478,12 @@ class Node:
 
     def _intake_of(self, ready: Message) -> Intake:
         layouts = {arch: layout_from_json(layout) for arch, layout in ready["layouts"].items()}
-        return Intake(self._federation, layouts, ready["classes"])
+        tls = self._tls
+        authorities = None if tls is None else lambda: tls.authorities
+        return Intake(self._federation, layouts, len(ready["class_names"]), authorities)
+
+    def _signed(self, manifest: Manifest) -> Manifest:
+        return manifest if self._tls is None else sign_manifest(manifest, self._tls.credentials)
 
     async def _commit(self, message: Message) -> e.Published:
         """Publish the round that the learner has finished: durable first, then visible."""
@@ -475,6 +505,7 @@ class Node:
             missing=work.train.missing if work.train else (),
             quarantined=work.train.quarantined if work.train else (),
         )
+        manifest = self._signed(manifest)
         busy = sum(seconds.values()) if number else 0.0  # making the initial model says nothing of a round
         record = RoundRecord(
             peer=self._id,
@@ -491,6 +522,7 @@ class Node:
             missing_teachers=manifest.missing,
             stale_teachers=tuple(peer for peer, _ in work.train.stale) if work.train else (),
             quarantined_teachers=manifest.quarantined,
+            quarantine_reasons={str(j): self._exchange.reasons.get(j, "see the log") for j in manifest.quarantined},
             seconds=Seconds(
                 wait=max(0.0, work.training_since - work.opened - seconds["teachers"]) if number else 0.0,
                 transfer=self._exchange.transfer_seconds - work.transfer,
@@ -656,6 +688,7 @@ class Node:
             behind=self._left_behind,
             refused=self._store.refused(self._federation.rounds),
             conflicts=self._store.conflicts(),
+            refused_by=self._store.refused_by(),
         )
         if reasons:
             raise ReservationsError(
@@ -698,6 +731,19 @@ class Node:
             number, reason = await self._damage.get()
             if number in self._store.kept_rounds():  # still
                 raise self._store.damaged(number, reason)
+
+    def _hear_refusal(self, peer: int, number: int, sha256: str, reason: str) -> None:
+        """Another peer does not use a snapshot of this one."""
+        if number in self._store.kept_rounds() and sha256 in ("", self._store.manifest(number).sha256):
+            if self._store.note_refused_by(peer, number, reason):
+                logger.warning("peer %d does not use round %d of this peer: %s", peer, number, reason)
+        else:
+            self._refusals.add(f"peer {peer}", "speaks of a round that is not here")
+
+    async def _save_refusals(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(_SAVE)
+            await asyncio.to_thread(self._refusals.save)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

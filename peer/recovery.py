@@ -24,6 +24,7 @@ from peer.channels import Waits
 from peer.intake import Intake
 from peer.link import Link, RoundGoneError
 from peer.store import Store
+from peer.tls import Tls
 from peer.waiting import within
 from peer.witness import Sighting
 from peer.words import name_peers
@@ -40,7 +41,9 @@ _TRIES = 3
 _EMPTY_CHECKPOINT = (2).to_bytes(8, "little") + b"{}"
 
 
-async def recover(federation: Federation, own_id: int, store: Store, intake: Intake, waits: Waits) -> None:
+async def recover(
+    federation: Federation, own_id: int, store: Store, intake: Intake, waits: Waits, tls: Tls | None = None
+) -> None:
     """Bring the store up to what the others have had of this peer.
 
     Every other peer is asked, for as long as the start wait; with policy ``quorum`` answers of enough of them will do,
@@ -49,7 +52,7 @@ async def recover(federation: Federation, own_id: int, store: Store, intake: Int
     Raises:
         IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
     """
-    links = {peer: Link(federation, own_id, peer, waits) for peer in federation.ids if peer != own_id}
+    links = {peer: Link(federation, own_id, peer, waits, tls=tls) for peer in federation.ids if peer != own_id}
     try:
         replies = await _ask_all(links, partial(_are_enough, federation, own_id), waits)
         _require_enough(federation, own_id, replies, waits.start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from crad_p2p.results import RoundRecord
@@ -16,6 +16,7 @@ def reservations(
     behind: Sequence[int],
     refused: Sequence[int],
     conflicts: Sequence[Path],
+    refused_by: Mapping[int, tuple[int, str]],
 ) -> list[str]:
     """Part sentences, one a reason; none if the run was as it should be.
 
@@ -25,6 +26,7 @@ def reservations(
         behind: others that had not said that they have everything when the linger time was over.
         refused: others whose snapshot of the last round, which no line of the history speaks of, was refused.
         conflicts: evidence of peers that published twice.
+        refused_by: others that did not use a round of this peer: the last such round, and why.
     """
     reasons = []
     lacking = [record for record in history if record.missing_teachers or record.stale_teachers]
@@ -42,6 +44,10 @@ def reservations(
         reasons.append(f"{name_peers(waiting)} may still need this one (start the same command again to serve it)")
     if quarantined := sorted({j for record in history for j in record.quarantined_teachers}.union(refused)):
         reasons.append(f"snapshots of {name_peers(quarantined)} were refused")
+    if refused_by:
+        number, why = max(refused_by.values())
+        verb = "does" if len(refused_by) == 1 else "do"
+        reasons.append(f"{name_peers(sorted(refused_by))} {verb} not use models of this peer (round {number}: {why})")
     if conflicts:
         reasons.append(f"there is evidence that a peer published twice, in {conflicts[0].parent}")
     return reasons

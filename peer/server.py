@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
 import grpc.aio
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from crad_p2p import __version__
 from crad_p2p.errors import PortTakenError
@@ -22,12 +23,16 @@ from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
-from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import CHUNK_BYTES, SERVER_OPTIONS
-from peer.hello import describe_disagreement
-from peer.intake import document_digest
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import server_options
+from peer.gate import Call, Gate
+from peer.hello import PROTOCOL, describe_disagreement
+from peer.intake import CHUNK_BYTES, document_digest
+from peer.refusals import Refusals
+from peer.signatures import sign_greeting
 from peer.status import Status
 from peer.store import MANIFEST, Store
+from peer.tls import Tls
 from peer.waiting import to_the_end
 from peer.witness import Witness
 
@@ -42,15 +47,15 @@ _BROKEN = (errno.EIO, errno.EISDIR)
 #: How gRPC names the tasks of its calls.
 _CALL = "rpc_task"
 
-Context = grpc.aio.ServicerContext[Any, Any]
 
-
-class PeerServicer(peer_pb2_grpc.PeerServicer):
-    """Answers from what is committed on disk.
+class PeerServicer:
+    """Answers from what is committed on disk. ``peer.gate`` has checked caller and request.
 
     Args:
         witness: what has been here of the peers that call.
+        tls: to prove who answers; None without TLS.
         on_damage: called with a committed round whose snapshot turns out to be damaged on disk, and how.
+        on_refusal: called with a peer that will not use a snapshot of this one, its round and digest, and why.
     """
 
     def __init__(
@@ -60,60 +65,78 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
         store: Store,
         status: Status,
         witness: Witness | None = None,
+        tls: Tls | None = None,
         on_damage: Callable[[int, str], None] = lambda *_: None,
+        on_refusal: Callable[[int, int, str, str], None] = lambda *_: None,
     ) -> None:
-        self._federation = federation
+        self.federation = federation
+        self.tls = tls
+        self._run = federation.digest()
         self._agreed = json.dumps(federation.agreed()).encode()
         self._id = peer_id
         self._store = store
         self._status = status
         self._witness = witness or Witness({})
         self._on_damage = on_damage
+        self._on_refusal = on_refusal
         self._checking = asyncio.Lock()
         self._found_whole: dict[Path, float] = {}  # when, on the monotonic clock
         self.bytes_sent = 0
-        self._callers: dict[int, str] = {}  # on which connection each peer has last said hello
+        self._callers: dict[str, int] = {}  # without TLS: who has last said hello on a connection
 
-    async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloReply:
+    async def Hello(self, request: peer_pb2.HelloRequest, call: Call) -> peer_pb2.HelloReply:
         """Both sides compare. The caller ends if it must; here a disagreement is said, and the run goes on."""
-        if request.peer in self._federation.ids:
-            self._callers[request.peer] = context.peer()
-        if difference := describe_disagreement(request, self._federation, self._id):
+        if call.caller is None and request.peer in self.federation.ids:
+            self._callers = {connection: peer for connection, peer in self._callers.items() if peer != request.peer} | {
+                call.connection: request.peer
+            }
+        if difference := describe_disagreement(request, self.federation, self._id):
             logger.warning("peer %d calls with other settings: %s", request.peer, difference)
         reply = peer_pb2.HelloReply(
             peer=self._id,
             software=__version__,
+            protocol=PROTOCOL,
             agreed=self._agreed,
             remembers=bool(self._witness.sightings),
+            unix_time=time.time(),
         )
+        if self.tls is not None:
+            own = self.tls.credentials
+            reply.certificate = own.certificate.public_bytes(Encoding.DER)
+            reply.proof = sign_greeting(own, request.peer, self._run, request.nonce)
         if (seen := self._witness.sightings.get(request.peer)) is not None:
             reply.seen_round, reply.seen_sha256 = seen.round, seen.sha256
         return reply
 
-    async def Watch(self, request: peer_pb2.WatchRequest, context: Context) -> AsyncIterator[peer_pb2.PeerState]:
-        for peer, connection in self._callers.items():
-            if connection == context.peer():
-                self._status.follow(peer)
+    async def Watch(self, request: peer_pb2.WatchRequest, call: Call) -> AsyncIterator[peer_pb2.PeerState]:
+        who = self._callers.get(call.connection) if call.caller is None else call.caller
+        if who is not None and who != self._id:
+            self._status.follow(who)
         async for state in self._status.watch(progress=request.progress):
             yield state
 
-    async def GetManifest(self, request: peer_pb2.GetManifestRequest, context: Context) -> peer_pb2.GetManifestReply:
-        manifest = await self._published(request.peer, request.round, context)
+    async def Refuse(self, request: peer_pb2.RefuseRequest, call: Call) -> peer_pb2.RefuseReply:
+        """Take note that a peer does not use a snapshot of this one."""
+        who = self._callers.get(call.connection) if call.caller is None else call.caller
+        if who is not None:
+            self._on_refusal(who, request.round, request.sha256, printable(request.reason, 400))
+        return peer_pb2.RefuseReply()
+
+    async def GetManifest(self, request: peer_pb2.GetManifestRequest, call: Call) -> peer_pb2.GetManifestReply:
+        manifest = await self._published(request.peer, request.round, call)
         document = manifest.to_bytes()
         return peer_pb2.GetManifestReply(document=document, manifest_sha256=document_digest(document))
 
-    async def GetSnapshot(
-        self, request: peer_pb2.GetSnapshotRequest, context: Context
-    ) -> AsyncIterator[peer_pb2.Chunk]:
-        manifest = await self._published(request.peer, request.round, context)
+    async def GetSnapshot(self, request: peer_pb2.GetSnapshotRequest, call: Call) -> AsyncIterator[peer_pb2.Chunk]:
+        manifest = await self._published(request.peer, request.round, call)
         if request.sha256 != manifest.sha256:
-            await context.abort(
+            await call.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"round {request.round} of peer {request.peer} has sha256 {manifest.sha256}, not "
                 f"{printable(request.sha256[:64])}",
             )
         if request.offset > manifest.size:
-            await context.abort(
+            await call.abort(
                 grpc.StatusCode.OUT_OF_RANGE, f"offset {request.offset} lies beyond the file's {manifest.size} bytes"
             )
         own = request.peer == self._id
@@ -123,7 +146,7 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
             else self._store.received_snapshot_path(request.peer, request.round)
         )
         if request.recheck:
-            await self._check(path, manifest, context)
+            await self._check(path, manifest, call)
         try:
             # The open file stays readable to its end even if the round is deleted meanwhile.
             with path.open("rb", buffering=0) as file:
@@ -133,14 +156,14 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
                     offset += len(data)
                     self.bytes_sent += len(data)
         except FileNotFoundError:
-            await self._gone(request.peer, request.round, context)
+            await self._gone(request.peer, request.round, call)
         except OSError as error:
             logger.warning("%s cannot be read: %s", path, error.strerror)
             if error.errno in _BROKEN:
-                await self._check(path, manifest, context)
-            await self._cannot_read(context)
+                await self._check(path, manifest, call)
+            await self._cannot_read(call)
 
-    async def _check(self, path: Path, manifest: Manifest, context: Context) -> None:
+    async def _check(self, path: Path, manifest: Manifest, call: Call) -> None:
         """End the call if a file is not, or not any more, what its manifest says."""
         reason = ""
         async with self._checking:  # however many ask, one is read at a time, and not anew for each of them
@@ -150,46 +173,42 @@ class PeerServicer(peer_pb2_grpc.PeerServicer):
                 if await to_the_end(asyncio.to_thread(sha256_file, path)) != manifest.sha256:
                     reason = f"{SNAPSHOT_FILE} does not have the digest that {MANIFEST} says"
             except FileNotFoundError:
-                await self._gone(manifest.peer, manifest.round, context)
+                await self._gone(manifest.peer, manifest.round, call)
             except OSError as error:
                 if error.errno not in _BROKEN:  # too many open files, perhaps: nothing is known of this one
-                    await self._cannot_read(context)
+                    await self._cannot_read(call)
                 reason = f"{SNAPSHOT_FILE}: {error.strerror}"
             if not reason:
                 self._found_whole = {path: time.monotonic()}
                 return
         if manifest.peer != self._id:  # somebody else may have it
-            await self._gone(manifest.peer, manifest.round, context)
+            await self._gone(manifest.peer, manifest.round, call)
         self._on_damage(manifest.round, reason)
-        await context.abort(
-            grpc.StatusCode.DATA_LOSS, f"round {manifest.round} is damaged on the disk of peer {self._id}"
-        )
+        await call.abort(grpc.StatusCode.DATA_LOSS, f"round {manifest.round} is damaged on the disk of peer {self._id}")
 
-    async def _cannot_read(self, context: Context) -> NoReturn:
-        await context.abort(grpc.StatusCode.INTERNAL, f"peer {self._id} cannot read that file now")
-        raise AssertionError("abort raises")
+    async def _cannot_read(self, call: Call) -> NoReturn:
+        await call.abort(grpc.StatusCode.INTERNAL, f"peer {self._id} cannot read that file now")
 
-    async def _published(self, peer: int, number: int, context: Context) -> Manifest:
+    async def _published(self, peer: int, number: int, call: Call) -> Manifest:
         """Manifest of a round that is kept here; ends the call otherwise."""
         if peer != self._id:
             try:
                 return self._store.received_manifest(peer, number)
             except FileNotFoundError:
-                await self._gone(peer, number, context)
+                await self._gone(peer, number, call)
         if number > self._status.state.round:
-            await context.abort(
+            await call.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"peer {self._id} has not published round {number} yet; its last is {self._status.state.round}",
             )
         try:
             return self._store.manifest(number)
         except FileNotFoundError:
-            await self._gone(peer, number, context)
+            await self._gone(peer, number, call)
 
-    async def _gone(self, peer: int, number: int, context: Context) -> NoReturn:
+    async def _gone(self, peer: int, number: int, call: Call) -> NoReturn:
         whose = "" if peer == self._id else f" of peer {peer}"
-        await context.abort(grpc.StatusCode.NOT_FOUND, f"peer {self._id} does not keep round {number}{whose}")
-        raise AssertionError("abort raises")
+        await call.abort(grpc.StatusCode.NOT_FOUND, f"peer {self._id} does not keep round {number}{whose}")
 
 
 class Server:
@@ -198,14 +217,16 @@ class Server:
     One call whose method name is not UTF-8, be it of malice or of a flipped bit, ends a ``grpc.aio`` server for good.
     """
 
-    def __init__(self, listen: str, servicer: PeerServicer) -> None:
+    def __init__(self, listen: str, servicer: PeerServicer, refusals: Refusals | None = None) -> None:
         """Take the address; nothing is answered before :meth:`start`.
 
         Raises:
             PortTakenError: another process listens there, or the address is not of this machine.
         """
         self._listen = listen
-        self._servicer = servicer
+        self._tls = servicer.tls
+        self._members = len(servicer.federation.ids)
+        self._gate = Gate(servicer, servicer.federation, servicer.tls, refusals or Refusals())
         self._is_stopping = False
         self._server = self._bound()
         self._supervision: asyncio.Task[None] | None = None
@@ -228,12 +249,16 @@ class Server:
             await asyncio.wait(rest, timeout=grace)
 
     def _bound(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        peer_pb2_grpc.add_PeerServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+        server = grpc.aio.server(options=server_options(self._members))
+        server.add_generic_rpc_handlers((self._gate,))
         host, _, port = self._listen.rpartition(":")
         numeric = "127.0.0.1" if host == "localhost" else host
         try:
-            bound = server.add_insecure_port(f"{numeric}:{port}")
+            address = f"{numeric}:{port}"
+            if self._tls is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, self._tls.server_credentials())
         except RuntimeError:
             bound = 0
         if not bound:

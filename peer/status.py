@@ -37,6 +37,13 @@ class Status:
             self._version += 1
             self._wake()
 
+    def show_data(self, data: peer_pb2.Data) -> None:
+        """The learner has loaded the data."""
+        if self.state.data != data:
+            self.state.data.CopyFrom(data)
+            self._version += 1
+            self._wake()
+
     async def watch(self, *, progress: bool) -> AsyncIterator[peer_pb2.PeerState]:
         """The state now and after a change; ends after the state with ``leaving`` set.
 
@@ -82,7 +89,7 @@ class Status:
             await self._wait_for_change(left)
         return self._watchers == 0
 
-    async def _steering_changed(self, before: tuple[int, int, str, bool], seconds: float) -> None:
+    async def _steering_changed(self, before: tuple[int, int, bytes, bool], seconds: float) -> None:
         await self._until(lambda: _steering(self.state) != before, seconds)
 
     async def _changed_since(self, version: int, seconds: float) -> None:
@@ -110,5 +117,5 @@ class Status:
         await asyncio.wait([self._changed], timeout=seconds)
 
 
-def _steering(state: peer_pb2.PeerState) -> tuple[int, int, str, bool]:
-    return state.round, state.collected, state.data_digest, state.leaving
+def _steering(state: peer_pb2.PeerState) -> tuple[int, int, bytes, bool]:
+    return state.round, state.collected, state.data.SerializeToString(), state.leaving

@@ -9,6 +9,9 @@
     history.jsonl, result.json  for the user
     served.json                 other peers that have had all they need of this one
     conflicts/                  evidence against peers that showed different snapshots of one round
+    refused-by.json             peers that did not use a round of this one, and why
+    refused.txt                 calls of others that were refused, counted by caller and reason
+    quarantine/                 of each peer the last snapshot that was refused, its manifest, and the reason
     set-aside/                  own rounds that --recover has replaced
 
 A round directory appears under its name only when whole and durable. Rounds P and P-1 and the best one are kept.
@@ -314,6 +317,49 @@ class Store:
                 _fsync(path)
         _fsync(self._received_dir(number))
         _fsync(self._received)
+
+    def note_refused_by(self, peer: int, number: int, reason: str) -> bool:
+        """Remember that another peer does not use a round of this one; whether that is news."""
+        known = self.refused_by()
+        if peer in known and known[peer][0] >= number:
+            return False
+        document = {str(j): said for j, said in sorted({**known, peer: (number, reason)}.items())}
+        write_whole(self.root / "refused-by.json", json.dumps(document) + "\n")
+        return True
+
+    def refused_by(self) -> dict[int, tuple[int, str]]:
+        """Of every peer that did not use a round of this one, the last such round and the reason."""
+        try:
+            tree = json.loads((self.root / "refused-by.json").read_text())
+            return {int(peer): (int(number), str(reason)) for peer, (number, reason) in tree.items()}
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):  # damaged: it is for people alone
+            return {}
+
+    def quarantine(self, manifest: Manifest, reason: str) -> Path:
+        """Keep a refused snapshot of a peer, with its manifest and the reason, until a later one is refused; where.
+
+        A disk that cannot take it is no reason to stop.
+        """
+        folder = self.root / "quarantine"
+        goal = folder / f"{manifest.peer}.safetensors"
+        received = self.received_snapshot_path(manifest.peer, manifest.round)
+        refused = received.with_suffix(".refused")
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            goal.unlink(missing_ok=True)
+            source = refused if refused.exists() else received
+            try:
+                os.link(source, goal)
+            except OSError:  # not every file system has hard links
+                shutil.copyfile(source, goal)
+            (folder / f"{manifest.peer}.json").write_bytes(manifest.to_bytes())
+            (folder / f"{manifest.peer}.txt").write_text(f"round {manifest.round}: {reason}\n")
+        return goal
+
+    def note_refused(self, peer: int, number: int, reason: str) -> None:
+        """Remember that a peer's manifest of a round was refused."""
+        self._received_dir(number).mkdir(exist_ok=True)
+        self.received_snapshot_path(peer, number).with_suffix(".refused").write_text(f"{reason}\n")
 
     def is_refused(self, manifest: Manifest) -> bool:
         """Whether these bytes of a peer came as announced, and must not be used."""

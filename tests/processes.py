@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from crad_p2p.errors import ExitCode
 from crad_p2p.manifest import Manifest
 from crad_p2p.results import PeerResult, RoundRecord
+from launch.authority import throwaway
 from launch.quick import free_ports
 from peer.events import Connected
 from peer.recorder import FILE, replay
@@ -57,7 +58,13 @@ def federation_file(folder: Path, *, peers: list[dict[str, Any]] | None = None, 
     tree = {"federation": "one", "rounds": 2, "data": {"dataset": "digits", "samples": 100}, **changes}
     path = folder / "peers.yaml"
     path.write_text(yaml.safe_dump({**tree, "peers": peers or alone}))
+    certificates(folder, str(tree["federation"]), [entry["id"] for entry in peers or alone])
     return path
+
+
+def certificates(folder: Path, federation: str, ids: Iterable[int]) -> None:
+    """Certificates where ``crad-peer`` looks for them when it is started in this folder."""
+    throwaway(folder / "crad-tls", federation, ids)
 
 
 def until(test: Callable[[], Any], what: str, seconds: float = 120.0) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from crad_p2p.federation import build_federation
 from crad_p2p.manifest import MAX_BYTES, Manifest
-from crad_p2p.snapshot import MAX_HEADER_BYTES, Layout, SnapshotError, TensorSpec, largest_file
+from crad_p2p.snapshot import MAX_HEADER_BYTES, Layout, SnapshotError, TensorSpec, file_bounds
 from peer.intake import Intake
 
 FEDERATION = build_federation(
@@ -307,7 +307,7 @@ def test_statistics_of_another_number_of_classes_are_refused(classes: int) -> No
 
 
 def test_a_file_larger_than_the_architecture_is_refused_before_a_byte_is_fetched() -> None:
-    largest = largest_file(LAYOUT)
+    largest = file_bounds(LAYOUT)[1]
     assert largest == 8 + MAX_HEADER_BYTES + 48
     intake().manifest(json.dumps(manifest_document(size=largest)).encode(), 1, 4)
     found = manifest_refusal(manifest_document(size=largest + 1))
@@ -315,8 +315,8 @@ def test_a_file_larger_than_the_architecture_is_refused_before_a_byte_is_fetched
 
 
 def test_the_size_is_bounded_by_the_announced_architecture() -> None:
-    document = manifest_document(peer=2, arch="resnet18", size=largest_file(LAYOUT) + 1)
-    assert intake().manifest(json.dumps(document).encode(), 2, 4).size == largest_file(LAYOUT) + 1
+    document = manifest_document(peer=2, arch="resnet18", size=file_bounds(LAYOUT)[1] + 1)
+    assert intake().manifest(json.dumps(document).encode(), 2, 4).size == file_bounds(LAYOUT)[1] + 1
 
 
 def with_statistics(**changes: Any) -> dict[str, Any]:

@@ -44,9 +44,9 @@ from crad_p2p.simulation import simulate
 from launch.proxy import Proxy
 from peer import witness
 from peer._proto.crad.v1 import peer_pb2
-from peer.channels import CHUNK_BYTES, CLIENT_OPTIONS, Waits
+from peer.channels import CLIENT_OPTIONS, Waits
 from peer.exchange import Exchange
-from peer.intake import Intake, document_digest
+from peer.intake import CHUNK_BYTES, Intake, document_digest
 from peer.link import Link
 from peer.status import Status
 from peer.store import Store

@@ -422,7 +422,15 @@ class ScriptedLearner:
         self._is_killed = is_killed
         self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._events.put_nowait(
-            {"event": "ready", "layouts": {}, "classes": 2, "train_samples": 1, "device": "cpu", "data_digest": ""}
+            {
+                "event": "ready",
+                "layouts": {},
+                "class_names": ["even", "odd"],
+                "image_shape": [1, 8, 8],
+                "partition_digest": "",
+                "train_samples": 1,
+                "device": "cpu",
+            }
         )
         self._rounds = 0
 

@@ -49,6 +49,6 @@ def test_evidence() -> None:
 
 def test_all_together_are_all_said() -> None:
     spoiled = [replace(record, missing_teachers=(1,), quarantined_teachers=(2,)) for record in GOOD]
-    found = reservations(spoiled, away=(3,), behind=(4,), refused=(5,), conflicts=[Path("a/b")])
+    found = reservations(spoiled, away=(3,), behind=(4,), refused=(5,), conflicts=[Path("a/b")], refused_by={})
     assert len(found) == 5
     assert found[3] == "snapshots of peers 2, 5 were refused"

@@ -27,7 +27,7 @@ from crad_p2p.snapshot import (
     TensorSpec,
     check_file,
     check_header,
-    largest_file,
+    file_bounds,
     layout_from_json,
     layout_to_json,
     sha256_file,
@@ -121,7 +121,7 @@ def test_a_models_snapshot_passes_its_layout_and_no_other(tmp_path: Path, arch: 
     snapshot = encode(model.state_dict())
     layout = layout_of(arch, classes=4, channels=1)
     check(tmp_path, snapshot, layout)
-    assert len(snapshot) < largest_file(layout)
+    assert len(snapshot) < file_bounds(layout)[1]
     check_values(decode(snapshot))
     for other in (layout_of(arch, classes=5, channels=1), layout_of(arch, classes=4, channels=3)):
         with pytest.raises(SnapshotError, match="must be F32"):
@@ -132,7 +132,7 @@ def test_layouts_travel_as_json() -> None:
     travelled = layout_from_json(json.loads(json.dumps(layout_to_json(LAYOUT))))
     assert travelled == LAYOUT
     assert [spec.nbytes for spec in travelled.values()] == [24, 20, 8, 4]
-    assert largest_file(LAYOUT) == 8 + MAX_HEADER_BYTES + DATA_BYTES
+    assert file_bounds(LAYOUT)[1] == 8 + MAX_HEADER_BYTES + DATA_BYTES
 
 
 def test_digest_of_a_file(tmp_path: Path) -> None:

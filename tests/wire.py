@@ -18,8 +18,8 @@ from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, Layout, TensorSpec
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import LARGEST_CHUNK_BYTES, Waits, dial
-from peer.intake import Intake, document_digest
+from peer.channels import Waits, dial
+from peer.intake import LARGEST_CHUNK_BYTES, Intake, document_digest
 from peer.link import Link
 from peer.server import PeerServicer, Server, start_server
 from peer.status import Status

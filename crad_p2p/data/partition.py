@@ -1,20 +1,18 @@
 """Cutting one training set into shards for the peers, and each shard into train, validation and test.
 
-Every peer computes the whole partition from the settings and the seed alone; :func:`data_digest` lets two peers
+Every peer computes the whole partition from the settings and the seed alone; :func:`partition_digest` lets two peers
 find out that they did not get the same one (another NumPy may draw other numbers).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crad_p2p.data.datasets import Dataset
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import DataSettings
 from crad_p2p.randomness import generator
@@ -155,11 +153,9 @@ def make_splits(labels: NDArray[np.int64], settings: DataSettings, ids: Sequence
     }
 
 
-def data_digest(dataset: Dataset, splits: Mapping[int, Split]) -> str:
-    """sha256 (hex) over what all peers must have alike: class names, image shape, labels and every split."""
-    shape = dataset.train.images.shape[1:]
-    digest = hashlib.sha256(json.dumps([dataset.class_names, shape]).encode())
-    digest.update(dataset.train.labels.astype("<i8").tobytes())
+def partition_digest(labels: NDArray[np.int64], splits: Mapping[int, Split]) -> str:
+    """sha256 (hex) over what all peers must have alike: the labels of the common training set, and every split."""
+    digest = hashlib.sha256(labels.astype("<i8").tobytes())
     for peer in sorted(splits):
         for part in (splits[peer].train, splits[peer].validation, splits[peer].test):
             digest.update(len(part).to_bytes(8, "little"))

@@ -95,7 +95,8 @@ class Learner:
     def run(self) -> None:
         if self.setting("die") is not None:
             os.kill(os.getpid(), signal.SIGKILL)
-        ready = {"classes": 2, "train_samples": 1, "device": "cpu", "data_digest": "same"}
+        ready = {"train_samples": 1, "device": "cpu", "class_names": ["even", "odd"], "image_shape": [1, 8, 8]}
+        ready["partition_digest"] = "ab" * 32
         self.emit("ready", layouts={"cnn6@0.125": LAYOUT}, **ready)
         while True:
             command = self.commands.get()

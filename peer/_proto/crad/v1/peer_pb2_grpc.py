@@ -54,6 +54,11 @@ class PeerStub(object):
                 request_serializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.GetSnapshotRequest.SerializeToString,
                 response_deserializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.Refuse = channel.unary_unary(
+                '/crad.v1.Peer/Refuse',
+                request_serializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.RefuseRequest.SerializeToString,
+                response_deserializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.RefuseReply.FromString,
+                _registered_method=True)
 
 
 class PeerServicer(object):
@@ -88,6 +93,13 @@ class PeerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Refuse(self, request, context):
+        """The caller tells the owner of a snapshot that it will not be used there, and why: its operator should know.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.GetSnapshot,
                     request_deserializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.GetSnapshotRequest.FromString,
                     response_serializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.Chunk.SerializeToString,
+            ),
+            'Refuse': grpc.unary_unary_rpc_method_handler(
+                    servicer.Refuse,
+                    request_deserializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.RefuseRequest.FromString,
+                    response_serializer=peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.RefuseReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class Peer(object):
             '/crad.v1.Peer/GetSnapshot',
             peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.GetSnapshotRequest.SerializeToString,
             peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refuse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/crad.v1.Peer/Refuse',
+            peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.RefuseRequest.SerializeToString,
+            peer_dot___proto_dot_crad_dot_v1_dot_peer__pb2.RefuseReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,52 @@
+"""What was refused of other peers, counted by reason."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+from crad_p2p.foreign import printable
+from crad_p2p.results import write_whole
+
+logger = logging.getLogger(__name__)
+
+#: Different reasons and callers that are told apart; whoever invents more is counted under one.
+_MOST = 200
+
+
+class Refusals:
+    """Counts by caller and reason; each kind is logged at its 1st, 10th, 100th… time, so that a flood is no flood here.
+
+    Args:
+        path: where the counts are written by :meth:`save`, one line a kind.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._path = path
+        self._saved = 0
+
+    def add(self, who: str, reason: str, detail: str = "") -> None:
+        """Count one."""
+        key = (who, reason)
+        if key not in self.counts and len(self.counts) >= _MOST:
+            key = ("others", "other reasons")
+        self.counts[key] += 1
+        number = self.counts[key]
+        if str(number).strip("0") == "1":
+            times = "" if number == 1 else f", for the {number:,}th time"
+            said = f" ({printable(detail, 200)})" if detail else ""
+            logger.warning("refused a call of %s: %s%s%s", who, reason, said, times)
+
+    def total(self) -> int:
+        """Of all kinds."""
+        return self.counts.total()
+
+    def save(self) -> None:
+        """Write the counts, if there are new ones."""
+        if self._path is None or self._saved == self.total():
+            return
+        self._saved = self.total()
+        lines = [f"{number:>10,}  {who}: {reason}\n" for (who, reason), number in sorted(self.counts.items())]
+        write_whole(self._path, "".join(lines))
