@@ -339,6 +339,9 @@ class Link:
         except TimeoutError:
             self._redial(line)
             raise _CallError(f"nothing came for {self._waits.no_progress:g} s") from None
+        except MessageError as error:
+            self._redial(line)
+            raise _CallError(f"its answer cannot be used: {error}") from None
         except _CallError:
             self._redial(line)
             raise
@@ -368,10 +371,7 @@ class Link:
         self._last_heard = asyncio.get_running_loop().time()
         if raw is grpc.aio.EOF:
             raise _EndOfStream
-        try:
-            return parse(kind, raw)
-        except MessageError as error:
-            raise _CallError(f"its answer cannot be used: {error}") from None
+        return parse(kind, raw)
 
     async def _next(self, kind: type[M], call: Any, sign_of_life: Callable[[], float] | None = None) -> M | None:
         """The next message of a stream; None at its end."""
@@ -441,6 +441,8 @@ class Link:
                     if not has_right_header:
                         file.flush()
                         has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
+        except MessageError as error:
+            raise DamagedFileError(str(error)) from None
         finally:
             call.cancel()
 

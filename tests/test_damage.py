@@ -16,6 +16,7 @@ from wire import INTAKE, PEER, SNAPSHOT, in_loop, linked, manifest_of, serving, 
 import peer.server
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from peer._proto.crad.v1 import peer_pb2
+from peer.intake import parse
 
 
 @in_loop
@@ -61,7 +62,8 @@ async def test_too_many_open_files_are_no_damage(tmp_path: Path, monkeypatch: py
         assert failed.value.code() == grpc.StatusCode.INTERNAL
         assert told == []
         failing = False
-        assert (await stub.GetSnapshot(peer_pb2.GetSnapshotRequest(**request)).read()).offset == 0
+        raw = await stub.GetSnapshot(peer_pb2.GetSnapshotRequest(**request)).read()
+        assert parse(peer_pb2.Chunk, raw).offset == 0
         file = remote.store.round_dir(0) / SNAPSHOT_FILE
         file.write_bytes(SNAPSHOT[:-1] + b"?")
         remote.servicer._found_whole.clear()

@@ -14,6 +14,7 @@ import pytest
 from wire import INTAKE, ME, PEER, SNAPSHOT, WAITS, Remote, federation, in_loop, manifest_of, serving, until
 
 from peer import events as e
+from peer._proto.crad.v1 import peer_pb2
 from peer.exchange import Exchange
 from peer.link import RoundGoneError
 from peer.status import Status
@@ -35,12 +36,13 @@ class Here:
             self.store,
             Status(),
             Witness({}),
+            tls=None,
             tell=self.events.append,
             spawn=self._spawn,
             may_lose=may_lose,
             waits=WAITS,
         )
-        self.exchange.use(INTAKE, "")
+        self.exchange.use(INTAKE, peer_pb2.Data())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.tasks.append(asyncio.ensure_future(work))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from crad_p2p.manifest import MAX_BYTES, ClassStatistics, Consumed, Manifest
+from crad_p2p.manifest import MAX_BYTES, ClassStatistics, Consumed, Manifest, Signature
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=200, database=None)
 
@@ -26,6 +26,7 @@ TREE: dict[str, Any] = {
     "model_round": 12,
     "missing": [4],
     "quarantined": [0, 7],
+    "signature": {"certificate": "AAAA", "value": "BBBB"},
 }
 
 
@@ -46,6 +47,7 @@ def example() -> Manifest:
         model_round=12,
         missing=(4,),
         quarantined=(0, 7),
+        signature=Signature(certificate="AAAA", value="BBBB"),
     )
 
 
@@ -142,15 +144,15 @@ def test_a_wrong_field_is_refused_by_name(field: str, value: Any) -> None:
         parse({**TREE, field: value})
 
 
-@pytest.mark.parametrize("field", list(TREE))
+@pytest.mark.parametrize("field", [name for name in TREE if name != "signature"])
 def test_a_missing_field_is_refused_by_name(field: str) -> None:
     with pytest.raises(ValueError, match=f"^manifest field {field}: Field required"):
         parse({name: value for name, value in TREE.items() if name != field})
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^manifest field signature: Extra inputs are not permitted"):
-        parse({**TREE, "signature": ""})
+    with pytest.raises(ValueError, match=r"^manifest field mood: Extra inputs are not permitted"):
+        parse({**TREE, "mood": ""})
     with pytest.raises(ValueError, match=r"^manifest field statistics\.mood: Extra"):
         parse({**TREE, "statistics": {**TREE["statistics"], "mood": []}})
     with pytest.raises(ValueError, match=r"^manifest field consumed\.1\.age: Extra"):

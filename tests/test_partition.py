@@ -228,5 +228,5 @@ def test_digest_sees_labels_that_give_the_same_split() -> None:
 def test_digest_is_the_same_on_every_machine() -> None:
     splits = {0: Split(np.array([0, 2**40]), np.array([1]), np.array([], dtype=np.int64))}
     assert (
-        partition_digest(np.array([0, 1]), splits) == "c84480b578b917dd6f000ae74642200ea81f620f8fbfbeda142b6ec616262401"
+        partition_digest(np.array([0, 1]), splits) == "0767b071408102aa4f94cc8d46055faa5f9c25a9db08c43ba6450d0bbb292818"
     )

@@ -12,7 +12,7 @@ from crad_p2p.results import RoundRecord
 from peer.reservations import reservations
 
 GOOD = [RoundRecord(peer=0, round=number, snapshot_sha256="", validation_accuracy=None) for number in (1, 2, 3)]
-NOTHING: dict[str, Any] = {"away": (), "behind": (), "refused": (), "conflicts": ()}
+NOTHING: dict[str, Any] = {"away": (), "behind": (), "refused": (), "conflicts": (), "refused_by": {}}
 
 
 def test_none_for_a_run_as_it_should_be() -> None:

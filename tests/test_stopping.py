@@ -31,7 +31,7 @@ peer.cli.main()
 SLUGGISH = """
 import asyncio, logging, peer.cli, peer.link
 from peer._proto.crad.v1 import peer_pb2
-async def download(self, stub, manifest, partial, recheck):
+async def download(self, stub, manifest, partial, intake, recheck):
     request = peer_pb2.GetSnapshotRequest(peer=manifest.peer, round=manifest.round, sha256=manifest.sha256)
     call = stub.GetSnapshot(request)
     await call.read()

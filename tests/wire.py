@@ -19,8 +19,10 @@ from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, Layout, TensorSpec
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import Waits, dial
+from peer.gate import Gate
 from peer.intake import LARGEST_CHUNK_BYTES, Intake, document_digest
 from peer.link import Link
+from peer.refusals import Refusals
 from peer.server import PeerServicer, Server, start_server
 from peer.status import Status
 from peer.store import Store
@@ -106,6 +108,10 @@ class Remote:
     def configure(self, **changes: Any) -> None:
         """Settings for the next start."""
         self.servicer = self._kind(federation(self.port, **changes), self._peer_id, self.store, self.status)
+
+    def gate(self) -> Gate:
+        """What a server of the test's own hands its calls to."""
+        return Gate(self.servicer, self._federation, None, Refusals())
 
     async def publish(self, number: int) -> None:
         staging = self.store.staging_dir(number)
