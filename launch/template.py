@@ -50,8 +50,7 @@ barrier:
   # grace: 15                 # quorum: seconds added to what is known of a peer's speed
 
 # id, address as the others reach it, and architecture: resnet18, resnet18-half, cnn6, each with a width as in
-# cnn6@0.25. Without arch, peer i takes number i mod 3 of these. Other hosts need mutual TLS, which this version does
-# not have yet, so addresses must be of this machine.
+# cnn6@0.25. Without arch, peer i takes number i mod 3 of these.
 peers:
 """
 

@@ -10,10 +10,11 @@ one, and a test decides when a peer trains and what it publishes. The folder LIG
     die      the learner is killed at its start while the file is there
     fail     the round in place of which the learner ends, as one does whose data cannot be used
     misname  the round in whose snapshot the tensor has another name, so that nobody may use it
+    lie      the round in which one validation sample has gone
     salt     mixed into the weights, which are otherwise the same whenever a round is trained; ``SALT@N`` from round N
              on; of one process in the environment as LIGHT_SALT
 
-LIGHT_FLOATS is the size of the models, a multiple of 8.
+LIGHT_FLOATS is the size of the models, a multiple of 8. LIGHT_CLASSES are two names of classes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 
 FLOATS = int(os.environ.get("LIGHT_FLOATS", "8"))
 HEADER = b'{"weights":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (FLOATS, 4 * FLOATS)
+CLASSES = os.environ.get("LIGHT_CLASSES", "even,odd").split(",")
 LAYOUT = {"weights": ["F32", [FLOATS]]}
 
 
@@ -79,6 +81,7 @@ class Learner:
         Path(folder, "snapshot.safetensors").write_bytes(snapshot)
         Path(folder, "checkpoint.safetensors").write_bytes(b"momentum")
         self.last = number
+        samples = 999 if self.setting("lie") == str(number) else 1000
         self.emit(
             "trained",
             round=number,
@@ -86,7 +89,7 @@ class Learner:
             size=len(snapshot),
             sha256=hashlib.sha256(snapshot).hexdigest(),
             # Better from round to round, so that the best one is the last.
-            statistics={"counts": [1000, 0], "hits": [min(number, 1000), 0], "predicted": [1000, 0]},
+            statistics={"counts": [samples, 0], "hits": [min(number, samples), 0], "predicted": [samples, 0]},
             global_accuracy=None,
             log={"loss": 1.0, "target_mass": None, "target_collapsed": None, "target_top1": None, "redone": 0},
             seconds={"teachers": 0.0, "train": seconds, "validate": 0.0},
@@ -95,7 +98,7 @@ class Learner:
     def run(self) -> None:
         if self.setting("die") is not None:
             os.kill(os.getpid(), signal.SIGKILL)
-        ready = {"train_samples": 1, "device": "cpu", "class_names": ["even", "odd"], "image_shape": [1, 8, 8]}
+        ready = {"train_samples": 1, "device": "cpu", "class_names": CLASSES, "image_shape": [1, 8, 8]}
         ready["partition_digest"] = "ab" * 32
         self.emit("ready", layouts={"cnn6@0.125": LAYOUT}, **ready)
         while True:
