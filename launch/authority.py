@@ -33,9 +33,11 @@ from peer.certificates import (
     host_name,
     identity_of,
     identity_uri,
+    kind_of,
     load_authorities,
     load_credentials,
     load_key,
+    read_file,
 )
 
 CA_KEY_FILE: Final = "ca.key"
@@ -131,6 +133,22 @@ def make_request(key: ec.EllipticCurvePrivateKey, federation: str, peer: int) ->
         .add_extension(_names(federation, peer), critical=False)
         .sign(key, hashes.SHA256())
     )
+
+
+def load_request(path: Path) -> x509.CertificateSigningRequest:
+    """A request as it came; :func:`sign_request` checks it.
+
+    Raises:
+        CertificateError: it cannot be read, or something else is in it.
+    """
+    remedy = "have the site make one with 'crad-mesh certs request'"
+    pem = read_file(path, "a request for a certificate", remedy)
+    try:
+        return x509.load_pem_x509_csr(pem)
+    except Exception:  # of several kinds, by what is in it
+        raise CertificateError(
+            f"{path}: holds {kind_of(pem)}; expected a request for a certificate in PEM: {remedy}"
+        ) from None
 
 
 def sign_request(

@@ -31,7 +31,7 @@ from crad_p2p.errors import (
 )
 from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
 from crad_p2p.results import RoundRecord, Summary
-from launch import template
+from launch import certs, template
 from launch.collect import collect, write_results
 from launch.mesh import Mesh, environment, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
@@ -44,6 +44,7 @@ app = typer.Typer(
     add_completion=False,
     help="Run, simulate and set up federations of crad-peer processes.",
 )
+app.add_typer(certs.app, name="certs")
 
 _QUICK = "Quick settings, instead of --peers"
 PeersFile = Annotated[Path | None, typer.Option(help="A whole federation file, as 'crad-mesh init' writes.")]

@@ -15,6 +15,7 @@ What is wrong with a certificate is a ValueError that goes on after the certific
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import pwd
 import re
@@ -29,8 +30,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAlgorithmOID
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID, SignatureAlgorithmOID
 
 from crad_p2p.errors import CertificateError
 from crad_p2p.federation import FEDERATION_NAME
@@ -199,7 +200,7 @@ def check_issued(certificate: x509.Certificate, authorities: Sequence[x509.Certi
         try:
             _check_dates(issuer, at)
         except ValueError as error:
-            raise ValueError(f"is issued by a CA, {_name(issuer.subject)}, that {error}") from None
+            raise ValueError(f"is issued by a CA, {name_text(issuer.subject)}, that {error}") from None
 
 
 def _check_leaf(certificate: x509.Certificate) -> None:
@@ -236,13 +237,13 @@ def _check_critical(certificate: x509.Certificate) -> None:
 
 
 def _check_dates(certificate: x509.Certificate, at: datetime) -> None:
-    if at < certificate.not_valid_before_utc:
+    start = certificate.not_valid_before_utc
+    if at < start:
         raise ValueError(
-            f"is not valid before {_date(certificate.not_valid_before_utc)}, and it is {_date(at)} by the clock of "
-            f"this machine"
+            f"is not valid before {date_text(start)}, and by the clock of this machine it is {date_text(at)}"
         )
     if at > certificate.not_valid_after_utc:
-        raise ValueError(f"expired on {_date(certificate.not_valid_after_utc)}, and it is {_date(at)}")
+        raise ValueError(f"expired on {date_text(certificate.not_valid_after_utc)}, and it is {date_text(at)}")
 
 
 def _issuer(certificate: x509.Certificate, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
@@ -258,7 +259,7 @@ def _issuer(certificate: x509.Certificate, authorities: Sequence[x509.Certificat
     if not found:
         known = ", ".join(_fingerprint_start(each) for each in authorities) or "none"
         raise ValueError(
-            f"is not issued by a CA that is trusted here (issuer {_name(certificate.issuer)}; CAs {known})"
+            f"is not issued by a CA that is trusted here (issuer {name_text(certificate.issuer)}; CAs {known})"
         )
     return max(found, key=lambda each: each.not_valid_after_utc)
 
@@ -301,17 +302,25 @@ def _oid_name(oid: x509.ObjectIdentifier) -> str:
     return oid.dotted_string if name == "Unknown OID" else f"{name}"
 
 
-def _name(name: x509.Name) -> str:
-    return printable(name.rfc4514_string())
+def name_text(name: x509.Name) -> str:
+    """A subject or issuer as errors and commands write it."""
+    return printable(name.rfc4514_string({NameOID.SERIAL_NUMBER: "serialNumber"}))
 
 
-def _date(moment: datetime) -> str:
+def date_text(moment: datetime) -> str:
+    """A moment as errors and commands write it."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
     """sha256 of the whole certificate, as ``openssl x509 -fingerprint -sha256`` writes it."""
     return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """sha256 of a public key (its SubjectPublicKeyInfo): alike for a key, the request and the certificate for it."""
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).digest().hex(":").upper()
 
 
 def _fingerprint_start(certificate: x509.Certificate) -> str:
@@ -465,23 +474,24 @@ def load_authorities(
     Raises:
         CertificateError: it cannot be read, or something else is in it.
     """
-    pem = _read(path, "the CA's certificate", remedy)
-    authorities = _certificates(path, pem, "one or more CA certificates", remedy)
+    pem = read_file(path, "the CA's certificate", remedy)
+    authorities = certificates_in(path, pem, "one or more CA certificates", remedy)
     for authority in authorities:
         what = f"holds a certificate, {_fingerprint_start(authority)}, that"
         _in_file(path, lambda authority=authority: check_authority(authority), remedy, what)  # type: ignore[misc]
     return pem, authorities
 
 
-def load_certificate(path: Path) -> tuple[bytes, x509.Certificate]:
+def load_certificate(
+    path: Path, remedy: str = "put the signed certificate there with 'crad-mesh certs install'"
+) -> tuple[bytes, x509.Certificate]:
     """Bytes and certificate of a file with a single one.
 
     Raises:
         CertificateError: it cannot be read, or something else is in it.
     """
-    remedy = "put the signed certificate there with 'crad-mesh certs install'"
-    pem = _read(path, "a peer's certificate", remedy)
-    found = _certificates(path, pem, "a peer's certificate", remedy)
+    pem = read_file(path, "a peer's certificate", remedy)
+    found = certificates_in(path, pem, "a peer's certificate", remedy)
     if len(found) != 1:
         raise CertificateError(f"{path}: holds {len(found)} certificates; expected that of the peer alone: {remedy}")
     return pem, found[0]
@@ -493,7 +503,7 @@ def load_key(path: Path, remedy: str) -> tuple[bytes, ec.EllipticCurvePrivateKey
     Raises:
         CertificateError: others may read or write it, it cannot be read, or something else is in it.
     """
-    pem = _read(path, "a private key", remedy, private=True)
+    pem = read_file(path, "a private key", remedy, private=True)
     try:
         key = load_pem_private_key(pem, password=None)
     except TypeError:
@@ -518,12 +528,12 @@ def expiry_warning(credentials: Credentials, now: datetime | None = None) -> str
     folder = credentials.folder
     if (days := _days_if_few(credentials.certificate, now)) is not None:
         return (
-            f"{folder / CERTIFICATE_FILE}: expires on {_date(credentials.not_after)}, in {_days(days)}; "
+            f"{folder / CERTIFICATE_FILE}: expires on {date_text(credentials.not_after)}, in {_days(days)}; "
             f"'crad-mesh certs renew --tls-dir {folder}' asks for a new one, and this peer need not stop for it"
         )
     if (days := _days_if_few(issuer := credentials.issuer, now)) is not None:
         return (
-            f"{folder / CA_FILE}: the CA's certificate expires on {_date(issuer.not_valid_after_utc)}, in "
+            f"{folder / CA_FILE}: the CA's certificate expires on {date_text(issuer.not_valid_after_utc)}, in "
             f"{_days(days)}; whoever runs the CA must make a new one with 'crad-mesh certs init-ca', and then every "
             f"peer asks for a new certificate with 'crad-mesh certs renew'"
         )
@@ -542,7 +552,12 @@ def _days(days: float) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, expected: str, remedy: str, private: bool = False) -> bytes:
+def read_file(path: Path, expected: str, remedy: str, private: bool = False) -> bytes:
+    """Bytes of a small file; a private one must be for its owner alone.
+
+    Raises:
+        CertificateError: it cannot be read, is empty or huge, or is not private.
+    """
     try:
         # Not to wait for a writer if it is a pipe.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -593,7 +608,12 @@ def _user(uid: int) -> str:
         return f"{uid}"
 
 
-def _certificates(path: Path, pem: bytes, expected: str, remedy: str) -> tuple[x509.Certificate, ...]:
+def certificates_in(path: Path, pem: bytes, expected: str, remedy: str) -> tuple[x509.Certificate, ...]:
+    """The certificates in what a file holds, at least one.
+
+    Raises:
+        CertificateError: there is none, or a private key is with them.
+    """
     if b"PRIVATE KEY-----" in pem:
         raise CertificateError(
             f"{path}: holds a private key; expected {expected}, which everybody may read: take the key out, and if "
