@@ -121,6 +121,7 @@ def sign(
     _describe(certificate)
     print(f"Next: send {out} and {ca / CA_FILE} to the site of peer {peer_id}, which runs")
     print(f"  crad-mesh certs install {out.name} --ca {CA_FILE}")
+    print(f"or, if it has a {CA_FILE} already, without --ca.")
 
 
 @app.command()
@@ -324,7 +325,8 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from None
+        what = error.filename or "a file"
+        raise UsageError(f"{what}: cannot be written ({error.strerror}); mend that, or choose another place") from None
 
 
 # --- inspect ----------------------------------------------------------------------------------------------------------
@@ -345,7 +347,8 @@ def _describe(certificate: x509.Certificate) -> None:
         left = "not yet valid"
     print(f"  valid            {date_text(certificate.not_valid_before_utc)} to {_end(certificate)} ({left})")
     print(f"  fingerprint      {fingerprint(certificate)}")
-    _describe_key(certificate.public_key())
+    if not _is_authority(certificate):  # whose one fingerprint is read out by telephone
+        _describe_key(certificate.public_key())
 
 
 def _describe_key(key: object) -> None:
@@ -382,18 +385,25 @@ def _inspect_file(path: Path) -> None:
 
 
 def _title(certificate: x509.Certificate) -> str:
-    from peer.certificates import check_authority, identity_in, name_text
+    from peer.certificates import identity_in, name_text
 
-    try:
-        check_authority(certificate)
+    if _is_authority(certificate):
         return f"certificate of a CA, {name_text(certificate.subject)}"
-    except ValueError:
-        pass
     try:
         federation, peer = identity_in(certificate)
         return f"certificate of peer {peer} of federation {federation}"
     except ValueError as error:
         return f"certificate that {error}"
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    from peer.certificates import check_authority
+
+    try:
+        check_authority(certificate)
+    except ValueError:
+        return False
+    return True
 
 
 def _inspect_directory(folder: Path) -> None:

@@ -92,6 +92,7 @@ def test_from_a_ca_to_a_peers_directory(run: Run) -> None:
     assert "peer-0.pem: certificate of peer 0 of federation colon" in signed
     assert "(365 days left)" in signed
     assert "send peer-0.pem and crad-ca/ca.pem to the site of peer 0" in signed
+    assert "if it has a ca.pem already, without --ca" in signed
     assert fingerprint_in(asked, "key fingerprint") == fingerprint_in(signed, "key fingerprint")
 
     installed = run("install peer-0.pem --ca crad-ca/ca.pem").output
