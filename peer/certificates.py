@@ -394,19 +394,28 @@ def load_credentials(folder: Path, federation: str, peer: int, now: datetime | N
     Raises:
         CertificateError: something does not; the text names the file.
     """
-    if not folder.is_dir():
-        found = "is not a directory" if folder.exists() else "is not there"
+    key, certificate = folder / KEY_FILE, folder / CERTIFICATE_FILE
+    try:
+        is_folder, is_there = folder.is_dir(), folder.exists()
+        without_certificate = is_folder and not (certificate.exists() or certificate.is_symlink())
+        asked = (folder / REQUEST_FILE).exists() and key.exists()
+    except OSError as error:
+        raise CertificateError(
+            f"{folder}: cannot be looked into ({error.strerror}); expected a directory that this user, "
+            f"{_user(os.geteuid())}, can read: correct its owner or mode, or those of the directories above it"
+        ) from None
+    if not is_folder:
+        found = "is not a directory" if is_there else "is not there"
         raise CertificateError(
             f"{folder}: {found}; expected a directory with {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} of peer "
             f"{peer}: {_begin(federation, peer)}"
         )
-    key, certificate = folder / KEY_FILE, folder / CERTIFICATE_FILE
-    if not certificate.exists() and not certificate.is_symlink():
-        if key.exists() and (folder / REQUEST_FILE).exists():
-            remedy = f"have {folder / REQUEST_FILE} signed, and put the answer there with 'crad-mesh certs install'"
-        else:
-            remedy = _begin(federation, peer)
-        raise CertificateError(f"{certificate}: is not there; expected the certificate of peer {peer}: {remedy}")
+    if without_certificate:
+        remedy = f"have {folder / REQUEST_FILE} signed, and put the answer there with 'crad-mesh certs install'"
+        raise CertificateError(
+            f"{certificate}: is not there; expected the certificate of peer {peer}: "
+            f"{remedy if asked else _begin(federation, peer)}"
+        )
     return load_files(folder / CA_FILE, certificate, key, federation, peer, now)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import ipaddress
 import os
@@ -117,6 +118,14 @@ def test_no_directory(tmp_path: Path) -> None:
     refused(tmp_path / "none", "is not there", "expected a directory", "crad-mesh certs request --id 1")
     (tmp_path / "file").write_text("")
     refused(tmp_path / "file", "is not a directory", "expected a directory")
+
+
+def test_a_directory_that_this_user_may_not_look_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", forbidden)  # since the tests' user may be root, who may
+    refused(folder, f"{folder}: cannot be looked into (Permission denied)", "owner or mode")
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "peer.pem", "peer.key"])
