@@ -62,9 +62,17 @@ class CertificateError(CradError):
 
 
 class PeersDisagreeError(CradError):
-    """Two peers were started with different federations or software."""
+    """Two peers were started with different federations, software or data.
+
+    Args:
+        peer: the other one, which should find out as well.
+    """
 
     exit_code = ExitCode.PEERS_DISAGREE
+
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
 
 
 class DataError(CradError):

@@ -168,7 +168,7 @@ class Exchange:
         if not here.HasField("data") or not there.HasField("data"):
             return
         if difference := describe_data_difference(there.data, here.data, peer, self._id):
-            raise PeersDisagreeError(f"peers {self._id} and {peer} have different data: {difference}")
+            raise PeersDisagreeError(f"peers {self._id} and {peer} have different data: {difference}", peer=peer)
 
     def _compare_round(self, peer: int, number: int) -> None:
         if not self._witness.is_behind(peer, number) or self._latest_states[peer].phase == "recover":

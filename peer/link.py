@@ -314,7 +314,8 @@ class Link:
         else:
             raise PeersDisagreeError(
                 f"peers {self._own_id} and {self.peer} were started with different settings: {difference}; give "
-                f"both the same federation file and software version"
+                f"both the same federation file and software version",
+                peer=self.peer,
             )
 
     @asynccontextmanager

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from crad_p2p.errors import CradError, IncompleteError, LearnerFailedError, ReservationsError, error_of
+from crad_p2p.errors import (
+    CradError,
+    IncompleteError,
+    LearnerFailedError,
+    PeersDisagreeError,
+    ReservationsError,
+    error_of,
+)
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
@@ -35,7 +42,7 @@ from peer.refusals import Refusals
 from peer.reservations import reservations
 from peer.server import PeerServicer, Server
 from peer.signals import Signals
-from peer.signatures import sign_manifest
+from peer.signatures import check_signature, sign_manifest
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
@@ -172,13 +179,18 @@ class Node:
             others = exchange.collected_by.keys()
             self._had_served_all = bool(others) and exchange.served >= others
             self._start_work()
+            self._sign_again()
             for number in self._store.kept_rounds():
                 exchange.published(self._store.manifest(number))
             # Before anybody can ask: a peer that says less than it has counts as rolled back.
             self._show_published(self._store.busy_seconds())
             if not self._host.recover:
                 await server.start()
-            await self._take_part(self._store.last_round())
+            try:
+                await self._take_part(self._store.last_round())
+            except PeersDisagreeError as disagreement:
+                await self._let_find_out(disagreement.peer)
+                raise
             with suppress(IncompleteError):  # told to stop: it has all, and only does without the last courtesy
                 await self._signals.unless_told(self._say_farewell())
             self._say_reservations()
@@ -223,7 +235,7 @@ class Node:
                 background = [self._spawn(each) for each in watches] + self._exchange.watch()
                 background.append(self._spawn(self._save_refusals()))
                 if self._tls is not None:
-                    background.append(self._spawn(self._tls.watch(on_change=self._exchange.renew)))
+                    background.append(self._spawn(self._tls.watch(on_change=self._renew)))
                 self._learner_task = self._spawn(self._run_learner())
                 await self._pump()
                 await self._exchange.forget_before(federation.rounds + 1)  # nothing is needed any more
@@ -485,6 +497,24 @@ class Node:
     def _signed(self, manifest: Manifest) -> Manifest:
         return manifest if self._tls is None else sign_manifest(manifest, self._tls.credentials)
 
+    def _renew(self) -> None:
+        """This peer has new certificate files."""
+        self._sign_again()
+        self._show_manifest()
+        self._exchange.renew()
+
+    def _sign_again(self) -> None:
+        """Sign the kept rounds anew whose signature others would not accept any more, since its CA has been dropped."""
+        if self._tls is None:
+            return
+        for number in self._store.kept_rounds():
+            manifest = self._store.manifest(number)
+            try:
+                check_signature(manifest, self._federation.federation, self._tls.authorities)
+            except ValueError as error:
+                logger.info("round %d is signed again: %s", number, error)
+                self._store.replace_manifest(self._signed(manifest))
+
     async def _commit(self, message: Message) -> e.Published:
         """Publish the round that the learner has finished: durable first, then visible."""
         number, seconds, log = message["round"], message["seconds"], message["log"]
@@ -573,16 +603,22 @@ class Node:
         number = self._store.last_round()
         if number < 0:
             return
+        self._show_manifest()
         manifest = self._store.manifest(number)
         known = {} if global_accuracy is None else {"global_accuracy": global_accuracy}
         self._status.update(
             round=number,
-            manifest=manifest.to_bytes(),
-            manifest_sha256=document_digest(manifest.to_bytes()),
             busy_seconds=busy,
             validation_accuracy=manifest.statistics.accuracy,
             **known,
         )
+
+    def _show_manifest(self) -> None:
+        number = self._store.last_round()
+        if number < 0:
+            return
+        document = self._store.manifest(number).to_bytes()
+        self._status.update(manifest=document, manifest_sha256=document_digest(document))
 
     def _start_work(self) -> None:
         exchange = self._exchange
@@ -702,6 +738,17 @@ class Node:
         self._status.update(phase="done", leaving=True)
         if not await self._status.drained(_FAREWELL):
             logger.info("someone still watches; leaving all the same")
+
+    async def _let_find_out(self, peer: int | None) -> None:
+        """Serve on for a moment, so that the peer that disagrees ends with the same sentence, and waits for nobody.
+
+        It watches this one if the data differ, and asks twice if the settings do.
+        """
+        deadline = time.monotonic() + _FAREWELL
+        while peer is not None and time.monotonic() < deadline:
+            if self._status.is_followed_by(peer) or self._servicer.greeted[peer] > 1:
+                break
+            await asyncio.sleep(0.05)
 
     async def _say_what_takes_long(self) -> NoReturn:
         """Log what this peer waits for, when it has not changed for a while."""

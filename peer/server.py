@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NoReturn
@@ -82,6 +83,7 @@ class PeerServicer:
         self._checking = asyncio.Lock()
         self._found_whole: dict[Path, float] = {}  # when, on the monotonic clock
         self.bytes_sent = 0
+        self.greeted: Counter[int] = Counter()  # how often each peer has said hello
         self._callers: dict[str, int] = {}  # without TLS: who has last said hello on a connection
 
     async def Hello(self, request: peer_pb2.HelloRequest, call: Call) -> peer_pb2.HelloReply:
@@ -90,6 +92,8 @@ class PeerServicer:
             self._callers = {connection: peer for connection, peer in self._callers.items() if peer != request.peer} | {
                 call.connection: request.peer
             }
+        if request.peer in self.federation.ids:
+            self.greeted[request.peer] += 1
         if difference := describe_disagreement(request, self.federation, self._id):
             logger.warning("peer %d calls with other settings: %s", request.peer, difference)
         reply = peer_pb2.HelloReply(

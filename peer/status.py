@@ -77,6 +77,10 @@ class Status:
         self._followers.add(peer)
         self._wake()
 
+    def is_followed_by(self, peer: int) -> bool:
+        """Whether this peer has watched since the start."""
+        return peer in self._followers
+
     async def followed_by(self, peers: Collection[int], seconds: float) -> None:
         """Wait until all these peers have watched since the start, at most so long."""
         await self._until(lambda: self._followers.issuperset(peers), seconds)
