@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from crad_p2p import weights
+from crad_p2p import privacy, weights
 from crad_p2p.aggregation import Aggregation, aggregate
 from crad_p2p.architectures import build_model, initialise
 from crad_p2p.data.datasets import Dataset, ImageSet
@@ -74,12 +74,15 @@ class Client:
         *,
         device: torch.device,
         folder: Path,
+        count_key: bytes | None = None,
         progress: PhaseProgress = lambda *_: None,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         """
         Args:
             folder: a scratch folder of this client alone: its contents may be lost at any time between two rounds.
+            count_key: secret of the noise on the counts; needed where the federation has such noise, unless
+                :meth:`restore` is told the counts that have been published.
             warn: called with a sentence when a round has to be redone.
         """
         self.federation = federation
@@ -95,6 +98,8 @@ class Client:
         self._test = self._plain(_subset(dataset.train, split.test))
         self._global_test = self._plain(dataset.test)
         self._folder = folder
+        self._count_key = count_key
+        self._noised_counts: tuple[int, ...] | None = None  # of the whole run, once they are known
         self._progress = progress
         self._warn = warn
         self._epoch: LocalEpoch | None = None
@@ -123,8 +128,14 @@ class Client:
         self.model.load_state_dict(model.state_dict())
         self.round = 0
 
-    def restore(self, round_number: int, snapshot: bytes, checkpoint: bytes) -> None:
+    def restore(
+        self, round_number: int, snapshot: bytes, checkpoint: bytes, counts: Sequence[int] | None = None
+    ) -> None:
         """Go on after a committed round.
+
+        Args:
+            counts: the class counts that were published with it. Where the federation has noise on them they stay,
+                whatever the secret is now: one that was lost with a disk must not lead to a second draw.
 
         Raises:
             SnapshotError: the files do not fit this client's architecture.
@@ -141,6 +152,8 @@ class Client:
         self._optimizer.buffers = {
             name.removeprefix(_MOMENTUM): buffer.to(self.device) for name, buffer in momentum.items()
         }
+        if counts is not None:
+            self._noised_counts = tuple(counts)
         self.round = round_number
 
     def open_round(self) -> None:
@@ -210,10 +223,22 @@ class Client:
         raise self._diverged(reason)
 
     def validate(self) -> ClassStatistics:
-        """Class statistics of the model as it is now, on the validation half of the held-out samples."""
+        """Class statistics of the model as it is now, on the validation half of the held-out samples, as published:
+        where the federation has noise on the counts, the true ones never leave this method.
+        """
         self._progress("validate", 0, 1)
         self.model.eval()
-        return measure(self.model, self._validation, self.classes)
+        measured = measure(self.model, self._validation, self.classes)
+        epsilon = self.federation.privacy.count_epsilon
+        if epsilon is None:
+            return measured
+        if self._noised_counts is None:
+            if self._count_key is None:
+                raise RuntimeError("the federation has noise on the counts, and this client has no secret for it")
+            self._noised_counts = privacy.noised_counts(
+                measured.counts, self._count_key, epsilon, self.federation.digest(), self.id
+            )
+        return privacy.publishable(measured, self._noised_counts)
 
     def snapshot(self) -> bytes:
         """The model's tensors as published."""

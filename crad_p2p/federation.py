@@ -148,6 +148,12 @@ class TrainingSettings(_Model):
     evaluate_every: int = Field(10, ge=1, description="rounds between evaluations on the global test set")
 
 
+class PrivacySettings(_Model):
+    """Noise on what a peer says of its data; without it, the true class counts are published (docs/privacy.md)."""
+
+    count_epsilon: float | None = Field(None, gt=0, description="class counts get Laplace noise of scale 1/epsilon")
+
+
 class BarrierSettings(_Model):
     """When a round opens: with policy ``all``, once every peer's snapshot of the last round has been used; with
     ``quorum``, after the deadlines of those who are missing, if at least ``min`` peers are there.
@@ -202,6 +208,7 @@ class Federation(_Model):
     data: DataSettings = DataSettings()
     method: MethodSettings = MethodSettings()
     training: TrainingSettings = TrainingSettings()
+    privacy: PrivacySettings = PrivacySettings()
     barrier: BarrierSettings = BarrierSettings()
     peers: tuple[PeerEntry, ...]
 

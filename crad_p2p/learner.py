@@ -6,13 +6,13 @@ reported counts.
 
     command                                                       answer
     {"do": "initialise", "folder": F}                             trained
-    {"do": "restore", "round": r, "folder": F}                    restored
+    {"do": "restore", "round": r, "folder": F, "counts": [n]}     restored
     {"do": "open"}                                                (none)
     {"do": "teach", "manifest": PATH, "snapshot": PATH}           taught
     {"do": "train", "teachers": [ids], "last": F, "folder": F}    trained
     {"do": "evaluate", "snapshot": PATH}                          evaluated
 
-``last`` is the folder of the last committed round, for training that diverges. Before the first command it reports
+``counts`` are the class counts that the round was published with. ``last`` is the folder of the last committed round, for training that diverges. Before the first command it reports
 ``ready``; in between ``progress``, and ``warning`` with a sentence for the log; and ``failed`` before it ends with an
 error.
 """
@@ -48,6 +48,7 @@ from crad_p2p.federation import Federation, load_federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.parent import end_with_parent
+from crad_p2p.privacy import load_key
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
 
 #: Seconds between two progress events of one phase.
@@ -76,6 +77,7 @@ class Learner:
             splits[arguments.id],
             device=device,
             folder=arguments.scratch,
+            count_key=load_key(arguments.count_key) if arguments.count_key else None,
             progress=self.progress,
             warn=lambda text: self.emit("warning", message=text),
         )
@@ -114,7 +116,7 @@ class Learner:
                 self._client.initialise()
                 self._finish_round(EpochLog(), 0.0, Path(command["folder"]))
             case "restore":
-                self._restore(command["round"], Path(command["folder"]))
+                self._restore(command["round"], Path(command["folder"]), command["counts"])
             case "open":
                 self._client.open_round()
                 self._teacher_seconds = 0.0
@@ -131,9 +133,9 @@ class Learner:
                 evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
                 self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=peak_rss_bytes())
 
-    def _restore(self, number: int, folder: Path) -> None:
+    def _restore(self, number: int, folder: Path, counts: list[int]) -> None:
         with _undamaged(folder):
-            self._client.restore(number, *_read_round(folder))
+            self._client.restore(number, *_read_round(folder), counts)
         self.emit("restored", round=number)
 
     def _teach(self, manifest: Manifest, path: Path) -> None:
@@ -197,6 +199,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--download", action="store_true")
     parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--count-key", type=Path)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()

@@ -12,7 +12,10 @@ from crad_p2p.foreign import printable, unique_keys
 #: A manifest of 1,000 classes and 1,000 consumed snapshots stays below this many bytes.
 MAX_BYTES = 256 * 1024
 
-Count = Annotated[int, Field(ge=0, lt=2**40)]
+#: Every count is below.
+COUNT_LIMIT = 2**40
+
+Count = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
 PeerId = Annotated[int, Field(ge=0, lt=2**16)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -22,7 +25,11 @@ class _Strict(BaseModel):
 
 
 class ClassStatistics(_Strict):
-    """Per class c: n validation samples of c, h of them classified correctly, p predictions of c."""
+    """Per class c: n validation samples of c, h of them classified correctly, p predictions of c.
+
+    In a federation with noise on the counts, those that are published are not those that were measured
+    (:mod:`crad_p2p.privacy`).
+    """
 
     counts: tuple[Count, ...]
     hits: tuple[Count, ...]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from crad_p2p.data.partition import make_splits
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
+from crad_p2p.privacy import KEY_BYTES
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, Summary, mean, total
 from crad_p2p.snapshot import SnapshotError
 
@@ -49,6 +51,7 @@ def simulate(
     device: torch.device,
     threads: int,
     workers: int = 1,
+    count_keys: Mapping[int, bytes] | None = None,
     on_round: OnRound = lambda _number, _records: None,
 ) -> tuple[Summary, list[RoundRecord]]:
     """Run every round of a federation.
@@ -56,8 +59,12 @@ def simulate(
     Args:
         threads: torch threads of each client; results are bit-identical for equal threads only.
         workers: clients that compute at the same time. Changes the time, never the result.
+        count_keys: for federations with noise on the class counts, the secret of every peer, by id. Without them each
+            run draws its own, and no two are alike.
     """
-    return _Simulation(federation, dataset, device, threads, workers, on_round).run()
+    if count_keys is None:
+        count_keys = {peer: secrets.token_bytes(KEY_BYTES) for peer in federation.ids}
+    return _Simulation(federation, dataset, device, threads, workers, count_keys, on_round).run()
 
 
 class _Simulation:
@@ -68,6 +75,7 @@ class _Simulation:
         device: torch.device,
         threads: int,
         workers: int,
+        count_keys: Mapping[int, bytes],
         on_round: OnRound,
     ) -> None:
         self._federation = federation
@@ -76,6 +84,7 @@ class _Simulation:
         self._device = device
         self._threads = threads
         self._workers = workers
+        self._count_keys = count_keys
         self._on_round = on_round
         self._history: list[RoundRecord] = []
 
@@ -129,6 +138,7 @@ class _Simulation:
                     splits[i],
                     device=self._device,
                     folder=folder / str(i),
+                    count_key=self._count_keys[i],
                     warn=functools.partial(logger.warning, "peer %d: %s", i),
                 )
                 for i in ids

@@ -43,6 +43,9 @@ training:
   clip_norm: 10.0
   evaluate_every: 10          # rounds between evaluations on the common test set
 
+privacy:
+  count_epsilon: null         # class counts get Laplace noise of scale 1/count_epsilon; null publishes the true ones
+
 barrier:
   policy: all                 # a round waits for every peer; with quorum, only until each one's deadline
   # min: {least:<2}                   # quorum: peers without which no round opens, by default just over half

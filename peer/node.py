@@ -26,6 +26,7 @@ from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
+from crad_p2p.privacy import create_key, load_key
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
 from peer import events as e
@@ -109,6 +110,7 @@ class Node:
         self._child: LearnerProcess | None = None  # the newest process
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
+        self._has_count_key = False
         self._unanswered = 0
         self._refusals = Refusals(host.state_dir / "refused.txt")
         self._damage: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # seen when a snapshot was sent
@@ -161,6 +163,7 @@ class Node:
                 await server.start()  # another one that recovers needs this one's answer, and perhaps its own rounds
                 await self._signals.unless_told(self._recover())
             self._store.check_rounds()
+            self._prepare_count_key()
             self._store.record_history()
             self._store.history()  # one that is damaged is told now, and not after the last round
             self._best = self._load_best()
@@ -400,7 +403,7 @@ class Node:
         await self._exchange.forget_before(number)  # they would keep the line busy for rounds that are over
         # The learner may still be busy with the round before and its files; they are deleted with the next round.
         if self._learner is not None:
-            self._command("restore", round=number, folder=str(self._store.round_dir(number)))
+            self._restore_learner(number)
         self._inbox.put_nowait(e.Published(number))
 
     def _command(self, do: str, **fields: Any) -> None:
@@ -414,6 +417,8 @@ class Node:
     def _learner_arguments(self) -> list[str]:
         arguments = ["--id", str(self._id), "--peers", str(self._host.peers_file), "--device", self._host.device]
         arguments += ["--scratch", str(self._store.scratch_dir())]
+        if self._has_count_key:
+            arguments += ["--count-key", str(self._store.count_key)]
         if self._host.data_dir is not None:
             arguments += ["--data-dir", str(self._host.data_dir)]
         if self._host.download:
@@ -421,6 +426,29 @@ class Node:
         if self._host.threads is not None:
             arguments += ["--threads", str(self._host.threads)]
         return arguments
+
+    def _prepare_count_key(self) -> None:
+        """Before the first round, draw the secret of the noise on the class counts, if there is to be noise.
+
+        A peer that has rounds and no secret (any more) goes on with the counts that it has published.
+
+        Raises:
+            ConfigurationError: the secret cannot be used, or others may read it.
+        """
+        if self._federation.privacy.count_epsilon is None:
+            return
+        path = self._store.count_key
+        if not path.exists() and self._store.last_round() < 0:
+            create_key(path)
+        self._has_count_key = path.exists()
+        if self._has_count_key:
+            load_key(path)  # what is wrong with it is told now
+        else:
+            logger.warning("%s is not there; the class counts stay those that this peer has published", path)
+
+    def _restore_learner(self, number: int) -> None:
+        counts = self._store.manifest(number).statistics.counts
+        self._command("restore", round=number, folder=str(self._store.round_dir(number)), counts=list(counts))
 
     async def _run_learner(self) -> None:
         """Start the learner, and start it again when it ends, as long as that makes sense."""
@@ -485,7 +513,7 @@ class Node:
         number = self._store.last_round()
         if number < 0:
             return e.LearnerUp()
-        self._command("restore", round=number, folder=str(self._store.round_dir(number)))
+        self._restore_learner(number)
         return None
 
     def _intake_of(self, ready: Message) -> Intake:

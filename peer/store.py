@@ -2,6 +2,7 @@
 
     lock                        held while a service runs
     federation.json             whose state this is: peer id and the agreed fields
+    count-noise.key             secret of the noise on the class counts, if there is such noise
     rounds/000012/              snapshot.safetensors, checkpoint.safetensors, manifest.json, record.json
     received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
     seen.json                   the newest snapshot of every other peer that has been here
@@ -34,6 +35,7 @@ from crad_p2p.errors import ConfigurationError, IncompleteError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
+from crad_p2p.privacy import KEY_FILE
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
 from peer.lock import Lock
@@ -54,6 +56,11 @@ class Store:
         self._received = root / "received"
         self._lock = Lock(root / "lock")
         self._manifests: dict[int, Manifest] = {}
+
+    @property
+    def count_key(self) -> Path:
+        """Where the secret of the noise on the class counts lies (or would lie)."""
+        return self.root / KEY_FILE
 
     # --- opening ---------------------------------------------------------------------------------------------------
 

@@ -430,6 +430,7 @@ CHANGES: dict[str, Any] = {
     "training.weight_decay": 0.0,
     "training.clip_norm": 11.0,
     "training.evaluate_every": 11,
+    "privacy.count_epsilon": 1.0,
     "barrier": {"policy": "quorum"},
     "barrier.min": 3,
     "barrier.max_staleness": 1,
