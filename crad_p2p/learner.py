@@ -12,9 +12,9 @@ reported counts.
     {"do": "train", "teachers": [ids], "last": F, "folder": F}    trained
     {"do": "evaluate", "snapshot": PATH}                          evaluated
 
-``counts`` are the class counts that the round was published with. ``last`` is the folder of the last committed round, for training that diverges. Before the first command it reports
-``ready``; in between ``progress``, and ``warning`` with a sentence for the log; and ``failed`` before it ends with an
-error.
+``counts`` are the class counts that the round was published with. ``last`` is the folder of the last committed round,
+for training that diverges. Before the first command it reports ``ready``; in between ``progress``, and ``warning`` with
+a sentence for the log; and ``failed`` before it ends with an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Laplace noise on the class counts that a peer publishes. Torch-free; docs/privacy.md says it in plain words.
 
-With ``privacy.count_epsilon`` a peer adds to each class count n its own draw of Laplace noise of scale 1/epsilon, rounded
-to an integer, once for the whole run, and clamps the sum at zero. Everybody, itself included, works with these counts
-and never sees the true ones: filter, weights, validation accuracy, choice of the best round, history.jsonl,
+With ``privacy.count_epsilon`` a peer adds to each class count n its own draw of Laplace noise of scale 1/epsilon,
+rounded to an integer, once for the whole run, and clamps the sum at zero. Everybody, itself included, works with these
+counts and never sees the true ones: filter, weights, validation accuracy, choice of the best round, history.jsonl,
 summary.json. What is published per class:
 
     n' = max(0, n + round(Laplace(1/epsilon)))    the same in every round
@@ -10,13 +10,13 @@ summary.json. What is published per class:
     p' = n'                                       says nothing
 
 **Why p' = n'.** The true p sum to the number of validation images; and the better a model, the closer p is to n, up to
-equality, so p rescaled like h would publish the true class shares beside the noised ones. Noise of its own would cost
-epsilon again in every round. n' tells nothing new, and is what statistics of a model look like that predicts no class
-too often: h' <= p', and the p' sum to what the n' sum to.
+equality, so p rescaled like h would publish the true class shares beside the noised counts. Noise of its own would cost
+epsilon again in every round. n' tells nothing new, and looks like the statistics of a model that predicts no class too
+often: h' <= p', and both p' and n' have the same sum.
 
 **What epsilon covers.** Adding or taking away one validation image changes one count by one (sensitivity 1), so the
-vector of n', taken by itself, is epsilon-differentially private for a single image, however many rounds it is reused in.
-k images of one patient get k * epsilon; every further run on the same images is another release, and the epsilons add up.
+vector of n', taken by itself, is epsilon-differentially private for a single image, however many rounds it is reused
+in. k images of one patient get k * epsilon, and so does one image in k runs: each run is another release.
 
 **What it does not cover.** h', the accuracies and the model are functions of the true data without any noise. h' even
 tells of the true n: it takes at most n + 1 values, so who sees h' of many rounds can guess n where n' > n, and that
@@ -122,12 +122,13 @@ def load_key(path: Path) -> bytes:
     if not stat.S_ISREG(found.st_mode) or found.st_size != KEY_BYTES:
         what = f"has {found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "is no file"
         raise ConfigurationError(
-            f"{path} {what}, and must be a file of {KEY_BYTES} random bytes: put back a copy, or remove it; counts that "
-            f"this peer has published stay as they are, and new ones are drawn only if it has published none"
+            f"{path} {what}, and must be a file of {KEY_BYTES} random bytes: put back a copy, or remove it; counts "
+            f"that this peer has published stay as they are, and new ones are drawn only if it has published none"
         )
-    if mode := stat.S_IMODE(found.st_mode) & 0o077:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
         raise ConfigurationError(
-            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, and others than its owner may use it (bits {mode:03o}), "
-            f"who could then take the noise off the published counts: run 'chmod 600 {path}'"
+            f"{path} has mode {mode:04o}, and must be for its owner alone (0600), since with it the noise can be taken "
+            f"off the published counts: run 'chmod 600 {path}'"
         )
     return path.read_bytes()
