@@ -19,6 +19,7 @@ TORCH_FREE = (
     "foreign",
     "manifest",
     "memory",
+    "privacy",
     "snapshot",
     "results",
     "commands",
