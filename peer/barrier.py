@@ -90,7 +90,7 @@ class State:
     greeted: set[int] = field(default_factory=set)  # connected at least once
     absent: set[int] = field(default_factory=set)  # missed its time, and has not been back since
     newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # newest snapshot held: its round, its weights'
-    ahead: int = -1  # the highest round beyond the next of which a manifest is here
+    ahead: dict[int, int] = field(default_factory=dict)  # of whom a manifest is here of a round beyond the next
     times: RoundTimes = field(default_factory=RoundTimes)
     given_up: bool = False
     rejoining: int = -1
@@ -247,7 +247,7 @@ class Barrier:
         if number == s.published:
             s.manifests.add(peer)
         elif self.quorum and s.published + 1 < number <= self.rounds:
-            s.ahead = max(s.ahead, number)
+            s.ahead[peer] = max(number, s.ahead.get(peer, -1))
         elif self.quorum and number < s.published:
             s.older[peer] = max(number, s.older.get(peer, -1))
 
@@ -271,8 +271,7 @@ class Barrier:
         s.published, s.since, s.rejoining = number, s.now, -1
         s.manifests, s.older, s.snapshots, s.refused, s.gone, s.asked = set(), {}, {}, set(), set(), set()
         s.chosen = None
-        if s.ahead <= number + 1:
-            s.ahead = -1
+        s.ahead = {j: ahead for j, ahead in s.ahead.items() if ahead > number + 1}
         self._reset_learner_work()
         if rejoined:
             s.learner_up = False  # it holds another model until it has been given this one
@@ -301,8 +300,8 @@ class Barrier:
         if s.rejoining >= 0:
             return decisions
         if self._is_left_behind() and self._has_met_enough():
-            s.rejoining = s.ahead
-            return [*decisions, Rejoin(s.ahead)]
+            s.rejoining = self._round_of_the_mesh()
+            return [*decisions, Rejoin(s.rejoining)]
         decisions += self._fetches()
         if s.chosen is None and self._is_time_to_choose():
             self._choose()
@@ -321,7 +320,18 @@ class Barrier:
         return decisions
 
     def _is_left_behind(self) -> bool:
-        return self.state.ahead > self.state.published + 1 and not self.state.training
+        return self._round_of_the_mesh() >= 0 and not self.state.training
+
+    def _round_of_the_mesh(self) -> int:
+        """The highest round to which the others have gone on without this peer; -1 if they have not.
+
+        As many others as a round needs beside this one must have come as far as the round before: so a single peer
+        that claims a round far ahead does not make this one skip any.
+        """
+        s = self.state
+        needed = self.quorum.min - 1 if self.quorum else math.inf
+        found = (k for k in s.ahead.values() if sum(s.announced[j] >= k - 1 for j in self.others) >= needed)
+        return max(found, default=-1)
 
     def _start_matters(self) -> bool:
         s = self.state
@@ -469,7 +479,7 @@ class Barrier:
         if not s.learner_up:
             return "the learner process is starting"
         if self._is_left_behind():
-            return f"the mesh went on to round {s.ahead} without this peer; it {self._strangers()}"
+            return f"the mesh went on to round {self._round_of_the_mesh()} without this peer; it {self._strangers()}"
         waits = self._wait()
         if s.published == self.rounds:
             if s.chosen is None and waits:

@@ -125,6 +125,7 @@ _BOUNDS: Mapping[type[Message], Mapping[str, Callable[[Any], bool]]] = {
         "agreed": _up_to(_MAX_AGREED),
         "seen_round": _below(_MAX_NUMBER),
         "seen_sha256": _is_digest_or_empty,
+        "seen_manifest": _up_to(MAX_MANIFEST_BYTES),
         "certificate": _up_to(_MAX_CERTIFICATE),
         "proof": _up_to(200),
         "unix_time": math.isfinite,
@@ -151,6 +152,19 @@ _ANSWERS = frozenset(
 def document_digest(document: bytes) -> str:
     """What goes with a manifest on its way, so that a flipped bit cannot turn one count into another."""
     return hashlib.sha256(document).hexdigest()
+
+
+def check_seen(reply: peer_pb2.HelloReply, federation: Federation, own_id: int, authorities: Authorities) -> None:
+    """See that this peer has really published the round that another one says to have had of it.
+
+    Raises:
+        ValueError: its manifest is missing, of another round, or not signed by this peer.
+    """
+    manifest = Manifest.from_bytes(reply.seen_manifest)
+    said = (federation.digest(), own_id, reply.seen_round, reply.seen_sha256)
+    if (manifest.run, manifest.peer, manifest.round, manifest.sha256) != said:
+        raise ValueError(f"the manifest is of round {manifest.round} of peer {manifest.peer}, or of other bytes")
+    check_signature(manifest, federation.federation, authorities)
 
 
 class Intake:

@@ -27,7 +27,7 @@ from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, Waits, dial
 from peer.hello import describe_disagreement, greeting
-from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, parse
+from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, check_seen, parse
 from peer.signatures import check_greeting
 from peer.strangers import describe_stranger
 from peer.tls import Tls
@@ -107,6 +107,7 @@ class Link:
         self._tls = tls
         self._run = federation.digest()
         self._valid_until: datetime | None = None  # the peer's certificate
+        self._doubted = -1  # the last round of this peer that the other one claims without proof
         self._stranger: str | None = None  # what was found last at the address
         self._look_again = 0.0
         self._is_renewed = False  # this peer's certificate, since the connection was made
@@ -269,6 +270,7 @@ class Link:
         async with self._call() as stub:
             reply = await self._answer(peer_pb2.HelloReply, stub.Hello(request, timeout=self._waits.connect))
             self._require_proof(reply, request.nonce)
+            self._forget_unproved(reply)
             self._refuse_difference(reply)
         return reply
 
@@ -297,6 +299,20 @@ class Link:
             )
         except ValueError as error:
             raise _CallError(f"it does not prove to be peer {self.peer}: {error}") from None
+
+    def _forget_unproved(self, reply: peer_pb2.HelloReply) -> None:
+        """Do not believe that the peer has had a round of this one, unless it shows what this one has signed."""
+        if self._tls is None or not reply.HasField("seen_round"):
+            return
+        try:
+            check_seen(reply, self._federation, self._own_id, self._tls.authorities)
+        except ValueError as error:
+            if reply.seen_round != self._doubted:
+                self._doubted = reply.seen_round
+                said = f"it has had round {reply.seen_round} of this peer, and does not prove it"
+                logger.warning("peer %d says that %s: %s", self.peer, said, error)
+            reply.ClearField("seen_round")
+            reply.ClearField("seen_sha256")
 
     def _refuse_difference(self, reply: peer_pb2.HelloReply) -> None:
         if reply.peer == self.peer:

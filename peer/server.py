@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -110,6 +111,8 @@ class PeerServicer:
             reply.proof = sign_greeting(own, request.peer, self._run, request.nonce)
         if (seen := self._witness.sightings.get(request.peer)) is not None:
             reply.seen_round, reply.seen_sha256 = seen.round, seen.sha256
+            with suppress(FileNotFoundError):  # a power cut may have taken it
+                reply.seen_manifest = self._store.received_manifest(request.peer, seen.round).to_bytes()
         return reply
 
     async def Watch(self, request: peer_pb2.WatchRequest, call: Call) -> AsyncIterator[peer_pb2.PeerState]:

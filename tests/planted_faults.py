@@ -43,7 +43,10 @@ class LeapingBarrier(Barrier):
     def _hear(self, peer: int, number: int, busy: float) -> None:
         super()._hear(peer, number, busy)
         if number == self.published + 1 < self.rounds:
-            self.state.ahead = max(self.state.ahead, number + 1)
+            self.state.ahead[peer] = number + 1
+
+    def _round_of_the_mesh(self) -> int:
+        return max(self.state.ahead.values(), default=-1)
 
 
 class PatientBarrier(Barrier):

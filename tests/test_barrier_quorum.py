@@ -431,7 +431,7 @@ def test_a_peer_that_was_left_behind_publishes_its_last_model_as_the_round_of_th
 def test_one_round_is_not_left_behind() -> None:
     barrier = running(3, Announced(1, 4))
     assert barrier.step(ManifestHeld(1, 4)) == []
-    assert barrier.state.ahead == -1
+    assert barrier.state.ahead == {}
 
 
 def test_who_says_that_it_is_ahead_must_show_it() -> None:
@@ -445,6 +445,16 @@ def test_a_round_beyond_the_last_is_believed_of_nobody() -> None:
     assert feed(barrier, Announced(1, 9), ManifestHeld(1, 9))[-1] == Rejoin(9)
 
 
+def test_one_that_claims_a_round_far_ahead_is_followed_only_with_as_many_as_a_round_needs() -> None:
+    """Four of seven make a quorum: three beside this peer must have come as far as the round before."""
+    barrier = make(published=3, others=tuple(range(1, 7)), least=4, rounds=300)
+    feed(barrier, LearnerUp(), *(Connected(j) for j in range(1, 7)))
+    assert Rejoin(250) not in feed(barrier, Announced(1, 250), ManifestHeld(1, 250))
+    assert Rejoin(250) not in feed(barrier, Announced(2, 249))
+    # 1, 2 and 4 have come as far as round 6, and only 1 and 2 as far as 249.
+    assert feed(barrier, Announced(4, 7), ManifestHeld(4, 7))[-1] == Rejoin(7)
+
+
 def test_a_round_that_is_being_trained_is_published_first() -> None:
     barrier = running(3, *arrival(1, 3), *arrival(2, 3))
     assert feed(barrier, Announced(1, 8), ManifestHeld(1, 8)) == [FetchManifest(1, 8)]
@@ -455,7 +465,7 @@ def test_a_round_that_is_being_trained_is_published_first() -> None:
 def test_a_round_that_is_being_trained_may_be_enough() -> None:
     barrier = running(3, *arrival(1, 3), *arrival(2, 3), Announced(1, 5), ManifestHeld(1, 5))
     assert Rejoin(5) not in barrier.step(Published(4, 10.0))
-    assert barrier.state.ahead == -1
+    assert barrier.state.ahead == {}
 
 
 def test_a_learner_that_ends_in_training_leaves_the_peer_behind_at_once() -> None:
@@ -465,7 +475,7 @@ def test_a_learner_that_ends_in_training_leaves_the_peer_behind_at_once() -> Non
 
 def test_nobody_rejoins_before_those_were_met_who_would_know_of_a_lost_round() -> None:
     barrier = make(published=3, others=(1, 2, 3, 4), least=3)
-    feed(barrier, LearnerUp(), Connected(1), Announced(1, 6))
+    feed(barrier, LearnerUp(), Connected(1), Announced(1, 6), Announced(2, 5))
     assert barrier.step(ManifestHeld(1, 6)) == []
     assert barrier.explain() == (
         "the mesh went on to round 6 without this peer; it waits until peers 2, 3, 4 have been reached since the start"

@@ -10,6 +10,7 @@ one, and a test decides when a peer trains and what it publishes. The folder LIG
     die      the learner is killed at its start while the file is there
     fail     the round in place of which the learner ends, as one does whose data cannot be used
     misname  the round in whose snapshot the tensor has another name, so that nobody may use it
+    poison   the round whose snapshot has weights that are not finite: other learners find them so
     lie      the round in which one validation sample has gone
     salt     mixed into the weights, which are otherwise the same whenever a round is trained; ``SALT@N`` from round N
              on; of one process in the environment as LIGHT_SALT
@@ -33,6 +34,7 @@ from typing import Any
 
 FLOATS = int(os.environ.get("LIGHT_FLOATS", "8"))
 HEADER = b'{"weights":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (FLOATS, 4 * FLOATS)
+POISON = b"\x00\x00\xc0\x7f"  # NaN
 CLASSES = os.environ.get("LIGHT_CLASSES", "even,odd").split(",")
 LAYOUT = {"weights": ["F32", [FLOATS]]}
 
@@ -78,6 +80,8 @@ class Learner:
         snapshot = weights(self.peer, number, salt if number >= int(since or 0) else "")
         if self.setting("misname") == str(number):
             snapshot = snapshot.replace(b"weights", b"weirdly")
+        if self.setting("poison") == str(number):
+            snapshot = snapshot[: -len(POISON)] + POISON
         Path(folder, "snapshot.safetensors").write_bytes(snapshot)
         Path(folder, "checkpoint.safetensors").write_bytes(b"momentum")
         self.last = number
@@ -116,7 +120,10 @@ class Learner:
                     if hashlib.sha256(snapshot).hexdigest() != manifest["sha256"]:
                         self.emit("failed", exit_code=8, message=f"{command['snapshot']} is not that of its manifest")
                         os._exit(8)
-                    self.emit("taught", peer=manifest["peer"], round=manifest["round"], usable=True)
+                    usable = not snapshot.endswith(POISON)
+                    reason = None if usable else "tensor 'weights' holds values that are not finite"
+                    taught = {"peer": manifest["peer"], "round": manifest["round"]}
+                    self.emit("taught", **taught, usable=usable, reason=reason)
                 case "train":
                     self.train(self.last + 1, command["folder"])
                 case "evaluate":

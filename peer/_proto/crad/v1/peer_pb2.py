@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epeer/_proto/crad/v1/peer.proto\x12\x07\x63rad.v1\"_\n\x0cHelloRequest\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x0e\n\x06\x61greed\x18\x03 \x01(\x0c\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"\xd5\x01\n\nHelloReply\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x0e\n\x06\x61greed\x18\x03 \x01(\x0c\x12\x17\n\nseen_round\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bseen_sha256\x18\x05 \x01(\t\x12\x11\n\tremembers\x18\x06 \x01(\x08\x12\x10\n\x08protocol\x18\x07 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\x0c\x12\r\n\x05proof\x18\t \x01(\x0c\x12\x11\n\tunix_time\x18\n \x01(\x01\x42\r\n\x0b_seen_round\" \n\x0cWatchRequest\x12\x10\n\x08progress\x18\x01 \x01(\x08\"\xc9\x02\n\tPeerState\x12\r\n\x05round\x18\x01 \x01(\x11\x12\x11\n\tcollected\x18\x02 \x01(\x11\x12\x1b\n\x04\x64\x61ta\x18\x0b \x01(\x0b\x32\r.crad.v1.Data\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\x12\x10\n\x08manifest\x18\n \x01(\x0c\x12\x17\n\x0fmanifest_sha256\x18\x0c \x01(\t\x12\x14\n\x0c\x62usy_seconds\x18\x0e \x01(\x01\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x13\n\x0b\x65xplanation\x18\x07 \x01(\t\x12 \n\x13validation_accuracy\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fglobal_accuracy\x18\t \x01(\x01H\x01\x88\x01\x01\x42\x16\n\x14_validation_accuracyB\x12\n\x10_global_accuracy\"J\n\x04\x44\x61ta\x12\x13\n\x0b\x63lass_names\x18\x01 \x03(\t\x12\x13\n\x0bimage_shape\x18\x02 \x03(\r\x12\x18\n\x10partition_digest\x18\x03 \x01(\t\"1\n\x12GetManifestRequest\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\"=\n\x10GetManifestReply\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x17\n\x0fmanifest_sha256\x18\x02 \x01(\t\"b\n\x12GetSnapshotRequest\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0f\n\x07recheck\x18\x05 \x01(\x08\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\">\n\rRefuseRequest\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\r\n\x0bRefuseReply2\xae\x02\n\x04Peer\x12\x33\n\x05Hello\x12\x15.crad.v1.HelloRequest\x1a\x13.crad.v1.HelloReply\x12\x34\n\x05Watch\x12\x15.crad.v1.WatchRequest\x1a\x12.crad.v1.PeerState0\x01\x12\x45\n\x0bGetManifest\x12\x1b.crad.v1.GetManifestRequest\x1a\x19.crad.v1.GetManifestReply\x12<\n\x0bGetSnapshot\x12\x1b.crad.v1.GetSnapshotRequest\x1a\x0e.crad.v1.Chunk0\x01\x12\x36\n\x06Refuse\x12\x16.crad.v1.RefuseRequest\x1a\x14.crad.v1.RefuseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epeer/_proto/crad/v1/peer.proto\x12\x07\x63rad.v1\"_\n\x0cHelloRequest\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x0e\n\x06\x61greed\x18\x03 \x01(\x0c\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"\xec\x01\n\nHelloReply\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x0e\n\x06\x61greed\x18\x03 \x01(\x0c\x12\x17\n\nseen_round\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bseen_sha256\x18\x05 \x01(\t\x12\x15\n\rseen_manifest\x18\x0b \x01(\x0c\x12\x11\n\tremembers\x18\x06 \x01(\x08\x12\x10\n\x08protocol\x18\x07 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x08 \x01(\x0c\x12\r\n\x05proof\x18\t \x01(\x0c\x12\x11\n\tunix_time\x18\n \x01(\x01\x42\r\n\x0b_seen_round\" \n\x0cWatchRequest\x12\x10\n\x08progress\x18\x01 \x01(\x08\"\xc9\x02\n\tPeerState\x12\r\n\x05round\x18\x01 \x01(\x11\x12\x11\n\tcollected\x18\x02 \x01(\x11\x12\x1b\n\x04\x64\x61ta\x18\x0b \x01(\x0b\x32\r.crad.v1.Data\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\x12\x10\n\x08manifest\x18\n \x01(\x0c\x12\x17\n\x0fmanifest_sha256\x18\x0c \x01(\t\x12\x14\n\x0c\x62usy_seconds\x18\x0e \x01(\x01\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x13\n\x0b\x65xplanation\x18\x07 \x01(\t\x12 \n\x13validation_accuracy\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fglobal_accuracy\x18\t \x01(\x01H\x01\x88\x01\x01\x42\x16\n\x14_validation_accuracyB\x12\n\x10_global_accuracy\"J\n\x04\x44\x61ta\x12\x13\n\x0b\x63lass_names\x18\x01 \x03(\t\x12\x13\n\x0bimage_shape\x18\x02 \x03(\r\x12\x18\n\x10partition_digest\x18\x03 \x01(\t\"1\n\x12GetManifestRequest\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\"=\n\x10GetManifestReply\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x17\n\x0fmanifest_sha256\x18\x02 \x01(\t\"b\n\x12GetSnapshotRequest\x12\x0c\n\x04peer\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0f\n\x07recheck\x18\x05 \x01(\x08\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\">\n\rRefuseRequest\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\r\n\x0bRefuseReply2\xae\x02\n\x04Peer\x12\x33\n\x05Hello\x12\x15.crad.v1.HelloRequest\x1a\x13.crad.v1.HelloReply\x12\x34\n\x05Watch\x12\x15.crad.v1.WatchRequest\x1a\x12.crad.v1.PeerState0\x01\x12\x45\n\x0bGetManifest\x12\x1b.crad.v1.GetManifestRequest\x1a\x19.crad.v1.GetManifestReply\x12<\n\x0bGetSnapshot\x12\x1b.crad.v1.GetSnapshotRequest\x1a\x0e.crad.v1.Chunk0\x01\x12\x36\n\x06Refuse\x12\x16.crad.v1.RefuseRequest\x1a\x14.crad.v1.RefuseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLOREQUEST']._serialized_start=43
   _globals['_HELLOREQUEST']._serialized_end=138
   _globals['_HELLOREPLY']._serialized_start=141
-  _globals['_HELLOREPLY']._serialized_end=354
-  _globals['_WATCHREQUEST']._serialized_start=356
-  _globals['_WATCHREQUEST']._serialized_end=388
-  _globals['_PEERSTATE']._serialized_start=391
-  _globals['_PEERSTATE']._serialized_end=720
-  _globals['_DATA']._serialized_start=722
-  _globals['_DATA']._serialized_end=796
-  _globals['_GETMANIFESTREQUEST']._serialized_start=798
-  _globals['_GETMANIFESTREQUEST']._serialized_end=847
-  _globals['_GETMANIFESTREPLY']._serialized_start=849
-  _globals['_GETMANIFESTREPLY']._serialized_end=910
-  _globals['_GETSNAPSHOTREQUEST']._serialized_start=912
-  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1010
-  _globals['_CHUNK']._serialized_start=1012
-  _globals['_CHUNK']._serialized_end=1049
-  _globals['_REFUSEREQUEST']._serialized_start=1051
-  _globals['_REFUSEREQUEST']._serialized_end=1113
-  _globals['_REFUSEREPLY']._serialized_start=1115
-  _globals['_REFUSEREPLY']._serialized_end=1128
-  _globals['_PEER']._serialized_start=1131
-  _globals['_PEER']._serialized_end=1433
+  _globals['_HELLOREPLY']._serialized_end=377
+  _globals['_WATCHREQUEST']._serialized_start=379
+  _globals['_WATCHREQUEST']._serialized_end=411
+  _globals['_PEERSTATE']._serialized_start=414
+  _globals['_PEERSTATE']._serialized_end=743
+  _globals['_DATA']._serialized_start=745
+  _globals['_DATA']._serialized_end=819
+  _globals['_GETMANIFESTREQUEST']._serialized_start=821
+  _globals['_GETMANIFESTREQUEST']._serialized_end=870
+  _globals['_GETMANIFESTREPLY']._serialized_start=872
+  _globals['_GETMANIFESTREPLY']._serialized_end=933
+  _globals['_GETSNAPSHOTREQUEST']._serialized_start=935
+  _globals['_GETSNAPSHOTREQUEST']._serialized_end=1033
+  _globals['_CHUNK']._serialized_start=1035
+  _globals['_CHUNK']._serialized_end=1072
+  _globals['_REFUSEREQUEST']._serialized_start=1074
+  _globals['_REFUSEREQUEST']._serialized_end=1136
+  _globals['_REFUSEREPLY']._serialized_start=1138
+  _globals['_REFUSEREPLY']._serialized_end=1151
+  _globals['_PEER']._serialized_start=1154
+  _globals['_PEER']._serialized_end=1456
 # @@protoc_insertion_point(module_scope)

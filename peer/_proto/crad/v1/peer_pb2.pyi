@@ -21,12 +21,13 @@ class HelloRequest(_message.Message):
     def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ..., protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("peer", "software", "agreed", "seen_round", "seen_sha256", "remembers", "protocol", "certificate", "proof", "unix_time")
+    __slots__ = ("peer", "software", "agreed", "seen_round", "seen_sha256", "seen_manifest", "remembers", "protocol", "certificate", "proof", "unix_time")
     PEER_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     SEEN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SEEN_MANIFEST_FIELD_NUMBER: _ClassVar[int]
     REMEMBERS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
@@ -37,12 +38,13 @@ class HelloReply(_message.Message):
     agreed: bytes
     seen_round: int
     seen_sha256: str
+    seen_manifest: bytes
     remembers: bool
     protocol: int
     certificate: bytes
     proof: bytes
     unix_time: float
-    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ..., seen_round: _Optional[int] = ..., seen_sha256: _Optional[str] = ..., remembers: bool = ..., protocol: _Optional[int] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., unix_time: _Optional[float] = ...) -> None: ...
+    def __init__(self, peer: _Optional[int] = ..., software: _Optional[str] = ..., agreed: _Optional[bytes] = ..., seen_round: _Optional[int] = ..., seen_sha256: _Optional[str] = ..., seen_manifest: _Optional[bytes] = ..., remembers: bool = ..., protocol: _Optional[int] = ..., certificate: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., unix_time: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("progress",)
