@@ -52,13 +52,15 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def federation_file(folder: Path, *, peers: list[dict[str, Any]] | None = None, **changes: Any) -> Path:
-    """One peer with the smallest model on a hundred digits, unless changed."""
+def federation_file(
+    folder: Path, *, peers: list[dict[str, Any]] | None = None, home: Path | None = None, **changes: Any
+) -> Path:
+    """One peer with the smallest model on a hundred digits, unless changed; ``home`` is where peers are started."""
     alone = [{"id": 0, "address": f"127.0.0.1:{free_port()}", "arch": "cnn6@0.125"}]
     tree = {"federation": "one", "rounds": 2, "data": {"dataset": "digits", "samples": 100}, **changes}
     path = folder / "peers.yaml"
     path.write_text(yaml.safe_dump({**tree, "peers": peers or alone}))
-    certificates(folder, str(tree["federation"]), [entry["id"] for entry in peers or alone])
+    certificates(home or folder, str(tree["federation"]), [entry["id"] for entry in peers or alone])
     return path
 
 

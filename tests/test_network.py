@@ -318,7 +318,9 @@ async def test_real_peers_cut_off_in_mid_run_finish_with_the_bytes_of_an_undistu
             address = {j: listen[i] if i == j else f"127.0.0.1:{proxies[i, j].port}" for j in ids}
             entries = [{"id": j, "address": address[j], "arch": "cnn6@0.125"} for j in ids]
             (folder := tmp_path / str(i)).mkdir()
-            path = federation_file(folder, peers=entries, rounds=rounds, data={"dataset": "digits", "samples": 300})
+            path = federation_file(
+                folder, peers=entries, home=tmp_path, rounds=rounds, data={"dataset": "digits", "samples": 300}
+            )
             command = ["--id", str(i), "--peers", str(path), "--listen", listen[i]]
             peers.append(start(*command, state=folder / "state", **dict.fromkeys(PROXY_VARIABLES, trap)))
 

@@ -209,7 +209,7 @@ def test_peers_that_disagree(tmp_path: Path, start: Callable[..., Peer]) -> None
     running = []
     for i, seed in enumerate((11, 22)):
         (tmp_path / str(i)).mkdir()
-        path = federation_file(tmp_path / str(i), peers=peers, seed=seed)
+        path = federation_file(tmp_path / str(i), peers=peers, home=tmp_path, seed=seed)
         running.append(start("--id", str(i), "--peers", str(path), state=tmp_path / f"state-{i}"))
         until(lambda: "listening" in running[-1].output, "peer listens")
     until(lambda: any(each.process.poll() is not None for each in running), "one of two that disagree ends")
@@ -346,12 +346,14 @@ def test_peers_with_different_data_both_say_so_and_end(tmp_path: Path, start: Ca
         labels = np.arange(200) % classes
         images = np.zeros((200, 8, 8), dtype=np.uint8)
         np.savez(folder / "x.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-        path = federation_file(folder, peers=peers, rounds=1000, data={"dataset": "npz:x.npz"})
+        data = {"dataset": "npz:x.npz"}
+        path = federation_file(folder, peers=peers, home=tmp_path, rounds=1000, data=data)
         started.append(start("--id", str(peer_id), "--peers", str(path), state=tmp_path / f"state{peer_id}"))
     for peer_id, each in enumerate(started):
         code = each.ended()
         sentence = (
-            f"peers {peer_id} and {1 - peer_id} have different data: class names, image size, labels or the split"
+            f"peers {peer_id} and {1 - peer_id} have different data: the class list has {3 + (1 - peer_id)} classes on "
+            f"peer {1 - peer_id} and {3 + peer_id} on peer {peer_id}"
         )
         assert_one_sentence(each.output, code, ExitCode.PEERS_DISAGREE, sentence)
 
