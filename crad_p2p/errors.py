@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     INCOMPLETE = 9
     LEARNER_FAILED = 10
     RESERVATIONS = 11
+    AUDIT = 12
 
 
 class CradError(Exception):
@@ -91,6 +92,12 @@ class ReservationsError(CradError):
     """All rounds are done, but not as they should be: some without a peer, or with evidence against one."""
 
     exit_code = ExitCode.RESERVATIONS
+
+
+class AuditError(CradError):
+    """The manifests do not prove what they should."""
+
+    exit_code = ExitCode.AUDIT
 
 
 class LearnerFailedError(CradError):

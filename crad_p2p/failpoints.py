@@ -36,6 +36,7 @@ SERVICE_POINTS = (
     "after-fsync-rounds",
     "before-announce",
     "announced",
+    "lineage-durable",
     "pruned",
 )
 #: In the learner.

@@ -275,9 +275,14 @@ class Federation(_Model):
         return dict(sorted(_flatten(tree)))
 
     def digest(self) -> str:
-        """sha256 (hex) of :meth:`agreed` as canonical JSON: the identity of the run."""
-        canonical = json.dumps(self.agreed(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        """The identity of the run."""
+        return digest_of(self.agreed())
+
+
+def digest_of(agreed: dict[str, Any]) -> str:
+    """sha256 (hex) of a federation's agreed fields as canonical JSON."""
+    canonical = json.dumps(agreed, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -624,7 +624,10 @@ class Node:
         quorum = self._barrier.quorum
         received_from = number - max(1, quorum.max_staleness if quorum else 0)
         await self._exchange.forget_before(received_from)
-        self._store.prune((each for each in kept if each is not None), received_from=received_from)
+        outdated = self._store.outdated((each for each in kept if each is not None), received_from)
+        await to_the_end(asyncio.to_thread(self._store.keep_lineage, outdated))
+        fail_point("lineage-durable", number)
+        self._store.delete(outdated)  # not in a thread: who looks for a round must find all of it, or nothing
         fail_point("pruned", number)
 
     def _show_published(self, busy: float = 0.0, global_accuracy: float | None = None) -> None:

@@ -5,6 +5,7 @@
     count-noise.key             secret of the noise on the class counts, if there is such noise
     rounds/000012/              snapshot.safetensors, checkpoint.safetensors, manifest.json, record.json
     received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
+    lineage.jsonl               manifests of rounds, own and received, that are not kept any more
     seen.json                   the newest snapshot of every other peer that has been here
     best.json                   the best round of those that everybody has published
     history.jsonl, result.json  for the user
@@ -28,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from crad_p2p.errors import ConfigurationError, IncompleteError
@@ -38,6 +39,8 @@ from crad_p2p.manifest import Manifest
 from crad_p2p.privacy import KEY_FILE
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
+from peer.lineage import FILE as LINEAGE
+from peer.lineage import Lineage
 from peer.lock import Lock
 from peer.witness import Conflict, Sighting
 
@@ -45,6 +48,15 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """What nobody needs any more: own rounds, files that were received, and folders with nothing else in them."""
+
+    rounds: tuple[int, ...]
+    files: tuple[Path, ...]
+    folders: tuple[Path, ...]
 
 
 class Store:
@@ -55,6 +67,7 @@ class Store:
         self._rounds = root / "rounds"
         self._received = root / "received"
         self._lock = Lock(root / "lock")
+        self._lineage = Lineage(root / LINEAGE)
         self._manifests: dict[int, Manifest] = {}
 
     @property
@@ -90,6 +103,7 @@ class Store:
                 for leftover in folder.glob(kind):
                     shutil.rmtree(leftover)
         self._drop_torn_manifests()
+        self._lineage.mend()
 
     def close(self) -> None:
         """Give the lock back."""
@@ -215,6 +229,7 @@ class Store:
         start, number = time.monotonic(), manifest.round
         fail_point("commit-begun", number)
         try:
+            self._make_consumed_durable(manifest)
             for path in sorted(staging.iterdir()):
                 _fsync(path, number)
             seconds = replace(record.seconds, commit=time.monotonic() - start)
@@ -252,6 +267,7 @@ class Store:
         folder = self.root / "set-aside"
         folder.mkdir(exist_ok=True)
         goal = folder / f"{number:06d}-{time.time_ns()}"
+        self._lineage.append(_documents([self.round_dir(number) / MANIFEST]))  # an operator may delete the folder
         self.round_dir(number).rename(goal)
         self._manifests.pop(number, None)
         logger.info("round %d as it was here is kept in %s", number, goal)
@@ -260,10 +276,17 @@ class Store:
         """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``.
 
         The two newest snapshots of every other peer stay, however old: with those it can replace a disk that it lost.
+        Manifests of what is deleted are in lineage.jsonl before.
         """
-        for number in set(self.kept_rounds()) - set(keep):
-            self._manifests.pop(number, None)
-            _delete(self.round_dir(number))
+        outdated = self.outdated(keep, received_from)
+        self.keep_lineage(outdated)
+        self.delete(outdated)
+
+    def outdated(self, keep: Iterable[int], received_from: int) -> Outdated:
+        """What :meth:`prune` deletes: a look at names alone."""
+        rounds = sorted(set(self.kept_rounds()) - set(keep))
+        files: list[Path] = []
+        folders: list[Path] = []
         kept_of = Counter[str]()
         for number, folder in sorted(_numbered(self._received).items(), reverse=True):
             whole = {path.stem for path in folder.glob("*.safetensors") if path.with_suffix(".json").exists()}
@@ -271,23 +294,55 @@ class Store:
             kept_of.update(newest)
             if number >= received_from:
                 continue
-            for path in folder.iterdir():
+            for path in sorted(folder.iterdir()):
                 if path.stem not in newest or path.suffix not in (".json", ".safetensors"):
-                    path.unlink()
+                    files.append(path)
             if not newest:
-                folder.rmdir()
+                folders.append(folder)
+        return Outdated(tuple(rounds), tuple(files), tuple(folders))
+
+    def keep_lineage(self, outdated: Outdated) -> None:
+        """Bring the manifests of what is about to be deleted into lineage.jsonl, durably. Waits for the disk.
+
+        Raises:
+            OSError: the disk is full or failed; nothing must be deleted then.
+        """
+        paths = [self.round_dir(number) / MANIFEST for number in outdated.rounds]
+        self._lineage.append(_documents(paths + [path for path in outdated.files if path.suffix == ".json"]))
+
+    def delete(self, outdated: Outdated) -> None:
+        """Delete what has been found outdated."""
+        for number in outdated.rounds:
+            self._manifests.pop(number, None)
+            _delete(self.round_dir(number))
+        for path in outdated.files:
+            path.unlink()
+        for folder in outdated.folders:
+            folder.rmdir()
 
     # --- received rounds -------------------------------------------------------------------------------------------
 
     def save_received_manifest(self, manifest: Manifest) -> None:
-        """Keep a peer's checked manifest. Not made durable: it can be fetched again."""
+        """Keep a peer's checked manifest. Not made durable: until it is used it can be fetched again."""
         path = self.received_manifest_path(manifest.peer, manifest.round)
         path.parent.mkdir(exist_ok=True)
+        self._lineage.append(each for each in _documents([path]) if each != manifest.to_bytes())  # one that it replaces
         partial = path.with_suffix(".json.partial")
         partial.write_bytes(manifest.to_bytes())
         fail_point("manifest-received", manifest.round)
         partial.rename(path)
         fail_point("manifest-renamed", manifest.round)
+
+    def _make_consumed_durable(self, manifest: Manifest) -> None:
+        """A round that names a snapshot must not outlast the manifest of it, or its lineage would have a gap."""
+        used = [(each.peer, each.round) for each in manifest.consumed]
+        paths = [path for path in (self.received_manifest_path(*each) for each in used) if path.exists()]
+        for path in paths:
+            _fsync(path)
+        for folder in {path.parent for path in paths}:
+            _fsync(folder)
+        if paths:
+            _fsync(self._received)
 
     def _drop_torn_manifests(self) -> None:
         """They were not made durable, so a power cut may have left a part of one under its name, or zeros."""
@@ -541,6 +596,22 @@ class Store:
         path = self.root / "history.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [_history_line(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _documents(paths: Iterable[Path]) -> list[bytes]:
+    """The manifests in these files, a line of JSON each; one that is not there, or torn, is left out."""
+    found = []
+    for path in paths:
+        try:
+            document = path.read_bytes()
+            manifest = Manifest.from_bytes(document)
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            logger.warning("%s is damaged and will be missing in %s (%s)", path, LINEAGE, error)
+            continue
+        found.append(manifest.to_bytes() if b"\n" in document else document)
+    return found
 
 
 def _record_document(record: RoundRecord, checkpoint_sha256: str) -> bytes:
