@@ -266,6 +266,29 @@ def replay_events(
     show(Console(), path, last)
 
 
+@app.command("audit")
+def audit_lineage(
+    directory: Annotated[Path, typer.Argument(help="A peer's state directory, or the --out directory of 'up'.")],
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="CA certificates that are trusted; for a directory of 'up' its tls/ca.pem unless given."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A snapshot file or its sha256: show also from what this model descends.")
+    ] = None,
+) -> None:
+    """Verify the lineage of every model from the signed manifests alone: who published it, and who taught it.
+
+    Needs neither network nor models, and ends with 12 if something is wrong or missing. The dates of certificates are
+    not looked at: a signature stays good when its certificate has expired.
+
+    Example: crad-mesh audit crad-state/3 --ca ca.pem
+    """
+    from launch.audit import show
+
+    show(Console(), directory, ca, model)
+
+
 def main() -> None:
     """Console entry point."""
     run_command(app, "crad-mesh")
