@@ -17,7 +17,7 @@ import pytest
 
 from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
 from crad_p2p.federation import Federation, build_federation
-from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE
 from peer.store import MANIFEST, Store, describe_difference
@@ -614,3 +614,188 @@ def test_a_snapshot_without_its_manifest_does_not_count_as_one_that_can_be_given
     store.prune([], received_from=4)
     kept = {str(path.relative_to(store.root / "received")) for path in (store.root / "received").glob("*/*")}
     assert kept == {f"{number:06d}/1.{kind}" for number in (1, 3) for kind in ("json", "safetensors")}
+
+
+# --- lineage ----------------------------------------------------------------------------------------------------------
+
+
+def received(store: Store, peer: int, number: int) -> Manifest:
+    """A manifest of another peer that has been taken, with its snapshot."""
+    manifest = manifest_of(number).model_copy(update={"peer": peer})
+    store.save_received_manifest(manifest)
+    store.received_snapshot_path(peer, number).write_bytes(b"snapshot")
+    return manifest
+
+
+def lineage(store: Store) -> list[tuple[int, int]]:
+    """Peer and round of every line, all of which are whole."""
+    text = (store.root / "lineage.jsonl").read_bytes()
+    assert text == b"" or text.endswith(b"\n")
+    found = [Manifest.from_bytes(line) for line in text.splitlines()]
+    return [(each.peer, each.round) for each in found]
+
+
+def everywhere(store: Store) -> set[tuple[int, int]]:
+    """Peer and round of every manifest that is anywhere."""
+    places = [*store.root.glob("rounds/[0-9]*/manifest.json"), *store.root.glob("received/*/*.json")]
+    found = [Manifest.from_bytes(path.read_bytes()) for path in places]
+    return {(each.peer, each.round) for each in found} | set(lineage(store))
+
+
+def test_every_manifest_is_in_the_lineage_or_in_its_place(store: Store) -> None:
+    exact = []
+    for number in range(8):
+        commit(store, number)
+        for peer in (1, 2):
+            if peer == 1 or number < 2:  # peer 2 goes away: its two newest snapshots stay
+                exact.append(received(store, peer, number).to_bytes())
+        store.prune([number, number - 1, 3], received_from=number - 1)
+    assert everywhere(store) == {(0, n) for n in range(8)} | {(1, n) for n in range(8)} | {(2, 0), (2, 1)}
+    assert sorted(lineage(store)) == [*((0, n) for n in (0, 1, 2, 4, 5)), *((1, n) for n in range(6))]
+    lines = (store.root / "lineage.jsonl").read_bytes().splitlines()
+    assert set(lines) <= {*exact, *(manifest_of(n).to_bytes() for n in range(8))}  # byte for byte
+
+
+def test_one_write_is_made_durable_before_anything_is_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        commit(store, number)
+        received(store, 1, number)
+    done: list[str] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        fsync(fd)
+        done.append(Path(f"/dev/fd/{fd}").resolve().name)
+        assert {(0, n) for n in range(5)} | {(1, n) for n in range(5)} == everywhere(store)
+        assert store.kept_rounds() == [0, 1, 2, 3, 4]
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store.prune([4, 3], received_from=3)
+    assert done == ["lineage.jsonl", "state"]  # the directory once: its name is new
+    monkeypatch.undo()
+    done.clear()
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(Path(f"/dev/fd/{fd}").resolve().name))
+    store.prune([4], received_from=4)
+    assert done == ["lineage.jsonl"]
+    store.prune([4], received_from=4)
+    assert done == ["lineage.jsonl"]  # nothing new, nothing written
+
+
+@pytest.mark.parametrize("kind", ["append", "delete", "unlink"])
+def test_a_kill_while_pruning_loses_no_manifest(store: Store, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    for number in range(5):
+        commit(store, number)
+        received(store, 1, number)
+    expected = everywhere_without_lineage(store)
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    target = {"append": (os, "fsync"), "delete": (shutil, "rmtree"), "unlink": (Path, "unlink")}[kind]
+    monkeypatch.setattr(*target, killed)
+    with pytest.raises(KilledError):
+        store.prune([4, 3], received_from=4)
+    monkeypatch.undo()
+    store = reopened(store)
+    assert everywhere(store) == expected
+    store.prune([4, 3], received_from=4)  # some come twice
+    assert everywhere(store) == expected
+    assert len(lineage(store)) > len(set(lineage(store)))
+    store.close()
+
+
+def everywhere_without_lineage(store: Store) -> set[tuple[int, int]]:
+    (store.root / "lineage.jsonl").touch()
+    return everywhere(store)
+
+
+@pytest.mark.parametrize("torn", [1, 2, 100, 400])
+@pytest.mark.parametrize("by", ["open", "append"])
+def test_a_torn_line_of_the_lineage_is_cut_off(store: Store, torn: int, by: str) -> None:
+    for number in range(5):
+        commit(store, number)
+    store.prune([4, 3, 2], received_from=0)
+    path = store.root / "lineage.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-torn])
+    if by == "open":
+        store = reopened(store)
+        assert path.read_bytes() == whole[: whole[:-torn].rfind(b"\n") + 1]
+    store.prune([4, 3], received_from=0)
+    assert lineage(store)[-1] == (0, 2)
+    store.close()
+
+
+def test_zeros_after_the_last_line_are_cut_off(store: Store) -> None:
+    """As a power cut leaves a file that had become longer; more of them than are read at once."""
+    commit(store, 0)
+    store.prune([], received_from=0)
+    path = store.root / "lineage.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(200_000))
+    store = reopened(store)
+    assert path.read_bytes() == whole
+    path.write_bytes(bytes(200_000))
+    store = reopened(store)
+    assert path.read_bytes() == b""
+    store.close()
+
+
+def test_a_full_disk_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        commit(store, number)
+
+    def full(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.prune([2], received_from=0)
+    assert store.kept_rounds() == [0, 1, 2]
+
+
+def test_what_is_set_aside_or_replaced_goes_into_the_lineage(store: Store) -> None:
+    commit(store, 0)
+    first = received(store, 1, 0)
+    store.save_received_manifest(first)  # the same again
+    assert not (store.root / "lineage.jsonl").exists()
+    store.save_received_manifest(first.model_copy(update={"sha256": "f" * 64}))
+    store.set_aside(0)
+    lines = (store.root / "lineage.jsonl").read_bytes().splitlines()
+    assert [Manifest.from_bytes(line) for line in lines] == [first, manifest_of(0)]
+
+
+def test_a_damaged_manifest_does_not_get_into_the_lineage(store: Store) -> None:
+    for number in range(3):
+        commit(store, number)
+    (store.round_dir(0) / MANIFEST).write_bytes(b"\x00" * 90)
+    (store.round_dir(1) / MANIFEST).write_bytes(manifest_of(1).to_bytes().replace(b",", b",\n"))
+    store.prune([2], received_from=0)
+    assert (store.root / "lineage.jsonl").read_bytes() == manifest_of(1).to_bytes() + b"\n"
+
+
+def test_manifests_that_a_round_names_are_durable_before_it_is_committed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards nobody would fetch them again, and its lineage would have a gap."""
+    commit(store, 0)
+    used = [received(store, peer, 0) for peer in (1, 2)]
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(path, target)
+
+    def noted_fsync(fd: int) -> None:
+        done.append(str(Path(f"/dev/fd/{fd}").resolve().relative_to(store.root)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    consumed = tuple(Consumed(peer=each.peer, round=0, sha256=each.sha256) for each in used)
+    gone = Consumed(peer=3, round=0, sha256="f" * 64)  # as when a lost round has come back
+    staging = store.copy_round(0, 1)
+    store.commit(staging, manifest_of(1).model_copy(update={"consumed": (*consumed, gone)}), record_of(1))
+    names = {"received/000000/1.json", "received/000000/2.json", "received/000000", "received"}
+    assert names <= set(done[: done.index("rename")])
