@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import grpc
 import pytest
 import torch
 from processes import Peer, federation_file, has_ended, until
+from rich.console import Console
 
 import peer.store
 from crad_p2p.data.datasets import load_dataset
@@ -37,6 +39,7 @@ from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import PeerResult, RoundRecord
 from crad_p2p.simulation import simulate
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
+from launch.audit import show
 from launch.quick import free_addresses
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.recorder import replay
@@ -335,6 +338,8 @@ def test_killed_at_every_fail_point(tmp_path: Path, undisturbed: Undisturbed) ->
             again = mesh.log(i).count("the learner process was killed by SIGKILL; starting it again")
             assert again == len(of_peer) - services
         assert_undisturbed(mesh, undisturbed)
+        for i in mesh.starts:  # no kill has cost a manifest
+            show(Console(file=StringIO()), mesh.now(i).state, tmp_path / "crad-tls/ca.pem", None)
 
 
 # --- all at once ------------------------------------------------------------------------------------------------------
