@@ -46,7 +46,7 @@ CA_DAYS: Final = 3650
 #: Days for which a peer's certificate is good.
 PEER_DAYS: Final = 365
 #: Clocks of other sites may be behind by this much.
-_CLOCKS: Final = timedelta(minutes=5)
+_CLOCKS: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,24 @@ def peer_entry(**changes: Any) -> dict[str, Any]:
         ({}, ["--id", "4"], ExitCode.CONFIGURATION, "peer id 4 is not in the federation file; its ids are 0"),
         ({}, ["--peers", "none.yaml"], ExitCode.CONFIGURATION, r"none\.yaml: cannot be read \(No such file"),
         ({}, ["--state-dir", "peers.yaml"], ExitCode.CONFIGURATION, r"state directory peers\.yaml: cannot be written"),
-        ({"peers": [peer_entry(address="10.1.2.3:7400")]}, [], ExitCode.CERTIFICATE, r"10\.1\.2\.3:7400, which is not"),
+        (
+            {"peers": [peer_entry(address="10.1.2.3:7400")]},
+            ["--insecure"],
+            ExitCode.CERTIFICATE,
+            r"address 10\.1\.2\.3:7400:",
+        ),
         (
             {"peers": [peer_entry(), peer_entry(id=1, address="b.example.org:7400")]},
-            [],
+            ["--insecure"],
             ExitCode.CERTIFICATE,
             r"peer 1 has the address b\.example\.org:7400",
         ),
-        ({}, ["--listen", "0.0.0.0:7400"], ExitCode.CERTIFICATE, r"--listen has the address 0\.0\.0\.0:7400"),
+        (
+            {},
+            ["--listen", "0.0.0.0:7400", "--insecure"],
+            ExitCode.CERTIFICATE,
+            r"--listen has the address 0\.0\.0\.0:7400",
+        ),
     ],
 )
 def test_a_wrong_setting(
@@ -507,6 +517,7 @@ def run_with_scripted_learners(path: Path, monkeypatch: pytest.MonkeyPatch, *, k
         download=False,
         device="cpu",
         threads=1,
+        tls_dir=None,
     )
     with monkeypatch.context() as patch:
         patch.setattr(peer.node, "LearnerProcess", Starter)
