@@ -93,7 +93,8 @@ def peer(
     """
     del version
     from peer import log
-    from peer.node import Host, Node
+    from peer.host import Host
+    from peer.node import Node
 
     log.configure(log_format, peer_id)
     federation = load_federation(peers, data_dir)

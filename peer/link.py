@@ -21,7 +21,6 @@ from google.protobuf.message import Message
 from crad_p2p.errors import IncompleteError, PeersDisagreeError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
-from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
@@ -33,6 +32,7 @@ from peer.strangers import describe_stranger
 from peer.tls import Tls
 from peer.turns import Slots, Turns
 from peer.waiting import within
+from peer.words import in_short
 
 logger = logging.getLogger(__name__)
 
@@ -351,7 +351,7 @@ class Link:
             name = error.code().name.lower().replace("_", " ")
             details = error.details() or ""
             raise _CallError(
-                f"{name} ({_in_short(details)})", error.code(), is_of_tls=any(map(details.__contains__, _TLS_FAILED))
+                f"{name} ({in_short(details)})", error.code(), is_of_tls=any(map(details.__contains__, _TLS_FAILED))
             ) from None
         except TimeoutError:
             self._redial(line)
@@ -546,11 +546,6 @@ async def _attempts() -> AsyncIterator[_Attempt]:
     while True:
         yield attempt
         await attempt.pause()
-
-
-def _in_short(details: str) -> str:
-    """gRPC's words; of a connection that failed only the cause, which it says after all addresses and layers."""
-    return printable(details.rpartition(": ")[2] if "last error: " in details else details, 200)
 
 
 def _size(path: Path) -> int:

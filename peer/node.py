@@ -34,6 +34,7 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
+from peer.host import Host
 from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
 from peer.leaving import RETURN, Leaving, Verdict
@@ -63,22 +64,6 @@ _SAVE = 5.0
 _FAREWELL = 5.0
 
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Host:
-    """What belongs to this host and not to the federation. Without ``tls_dir`` all is sent as plain text."""
-
-    peer_id: int
-    peers_file: Path
-    listen: str
-    state_dir: Path
-    data_dir: Path | None
-    download: bool
-    device: str
-    threads: int | None
-    tls_dir: Path | None
-    recover: bool = False
 
 
 @dataclass
@@ -415,17 +400,8 @@ class Node:
     # --- learner ---------------------------------------------------------------------------------------------------
 
     def _learner_arguments(self) -> list[str]:
-        arguments = ["--id", str(self._id), "--peers", str(self._host.peers_file), "--device", self._host.device]
-        arguments += ["--scratch", str(self._store.scratch_dir())]
-        if self._has_count_key:
-            arguments += ["--count-key", str(self._store.count_key)]
-        if self._host.data_dir is not None:
-            arguments += ["--data-dir", str(self._host.data_dir)]
-        if self._host.download:
-            arguments.append("--download")
-        if self._host.threads is not None:
-            arguments += ["--threads", str(self._host.threads)]
-        return arguments
+        count_key = self._store.count_key if self._has_count_key else None
+        return self._host.learner_arguments(self._store.scratch_dir(), count_key)
 
     def _prepare_count_key(self) -> None:
         """Before the first round, draw the secret of the noise on the class counts, if there is to be noise.

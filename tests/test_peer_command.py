@@ -36,7 +36,8 @@ from crad_p2p.errors import ExitCode
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.results import PeerResult
 from crad_p2p.simulation import simulate
-from peer.node import Host, Node
+from peer.host import Host
+from peer.node import Node
 from peer.store import Store
 
 ROUNDS = 80
