@@ -28,3 +28,8 @@ def resolve_device(name: str) -> torch.device:
             f"--device {name}: cannot be used ({reason}); use auto, cpu, cuda, cuda:1 or mps"
         ) from None
     return device
+
+
+def memory_of(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of a device's own memory that are free, and all of them; None where it shares the machine's."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else None

@@ -40,11 +40,12 @@ from crad_p2p.architectures import layout_of
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.partition import make_splits, partition_digest
-from crad_p2p.device import resolve_device
+from crad_p2p.device import memory_of, resolve_device
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, load_federation
+from crad_p2p.footprint import kept_for_backward
 from crad_p2p.manifest import Manifest
 from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.parent import end_with_parent
@@ -84,6 +85,7 @@ class Learner:
         classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
         archs = {peer.arch for peer in federation.peers}
         layouts = {arch: layout_to_json(layout_of(arch, classes=classes, channels=channels)) for arch in archs}
+        free_bytes, total_bytes = memory_of(device) or (None, None)
         self.emit(
             "ready",
             train_samples=self._client.train_samples,
@@ -92,6 +94,15 @@ class Learner:
             partition_digest=partition_digest(dataset.train.labels, splits),
             device=str(device),
             layouts=layouts,
+            # Of a device with memory of its own; else null.
+            free_bytes=free_bytes,
+            total_bytes=total_bytes,
+            batch_bytes=kept_for_backward(
+                federation.peer(arguments.id).arch,
+                classes=classes,
+                image_shape=dataset.train.images.shape[1:],
+                batch_size=federation.training.batch_size,
+            ),
         )
 
     def emit(self, event: str, **fields: Any) -> None:

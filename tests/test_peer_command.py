@@ -437,7 +437,10 @@ class ScriptedLearner:
         self._events.put_nowait(
             {
                 "event": "ready",
-                "layouts": {},
+                "layouts": {"cnn6@0.125": {}},
+                "free_bytes": None,
+                "total_bytes": None,
+                "batch_bytes": 0,
                 "class_names": ["even", "odd"],
                 "image_shape": [1, 8, 8],
                 "partition_digest": "",
