@@ -34,14 +34,17 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
+from peer.findings import Level
 from peer.host import Host
 from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess
 from peer.leaving import RETURN, Leaving, Verdict
+from peer.proxies import check_proxies, elsewhere
 from peer.recorder import Recorder
 from peer.recovery import recover
 from peer.refusals import Refusals
 from peer.reservations import reservations
+from peer.room import check_room
 from peer.server import PeerServicer, Server
 from peer.signals import Signals
 from peer.signatures import check_signature, sign_manifest
@@ -96,6 +99,7 @@ class Node:
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._has_count_key = False
+        self._has_looked = False  # whether there is room for the run
         self._unanswered = 0
         self._refusals = Refusals(host.state_dir / "refused.txt")
         self._damage: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # seen when a snapshot was sent
@@ -117,6 +121,9 @@ class Node:
         if tls is None:
             require_loopback(self._federation, self._host.listen)
         self._signals = Signals(on_second=self._status.close)  # whoever watches is not waited for then
+        proxies = check_proxies(os.environ, elsewhere(self._federation, self._id))
+        if proxies.level is not Level.OK:
+            logger.warning("%s", proxies.sentence)
         try:
             self._store.open(self._federation, self._id)
             await self._run_opened()
@@ -484,6 +491,7 @@ class Node:
         names, shape = message["class_names"], message["image_shape"]
         data = peer_pb2.Data(class_names=names, image_shape=shape, partition_digest=message["partition_digest"])
         self._exchange.use(self._intake_of(message), data)
+        self._look_for_room(message)
         self._train_samples = message["train_samples"]
         logger.info("learner on %s with %d training images", message["device"], self._train_samples)
         number = self._store.last_round()
@@ -491,6 +499,21 @@ class Node:
             return e.LearnerUp()
         self._restore_learner(number)
         return None
+
+    def _look_for_room(self, ready: Message) -> None:
+        """Once, before the first round of this start: is there disk and memory for a run?
+
+        Raises:
+            IncompleteError: the disk does not even have room for one round.
+        """
+        if not self._has_looked:
+            self._has_looked = True
+            room = check_room(self._federation, self._host, ready)
+            if not room.fits_one_round:
+                raise IncompleteError(f"{room.disk.sentence}, and start the same command again")
+            for finding in (room.memory, room.disk):
+                if finding.level is not Level.OK:
+                    logger.warning("%s", finding.sentence)
 
     def _intake_of(self, ready: Message) -> Intake:
         layouts = {arch: layout_from_json(layout) for arch, layout in ready["layouts"].items()}

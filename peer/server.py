@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -218,13 +218,20 @@ class PeerServicer:
         await call.abort(grpc.StatusCode.NOT_FOUND, f"peer {self._id} does not keep round {number}{whose}")
 
 
+class Servicer(Protocol):
+    """Has a method for each call beside these, as ``peer.gate`` says."""
+
+    federation: Federation
+    tls: Tls | None
+
+
 class Server:
     """A gRPC server that is started again should it break.
 
     One call whose method name is not UTF-8, be it of malice or of a flipped bit, ends a ``grpc.aio`` server for good.
     """
 
-    def __init__(self, listen: str, servicer: PeerServicer, refusals: Refusals | None = None) -> None:
+    def __init__(self, listen: str, servicer: Servicer, refusals: Refusals | None = None) -> None:
         """Take the address; nothing is answered before :meth:`start`.
 
         Raises:
@@ -294,7 +301,7 @@ class Server:
                 return
 
 
-async def start_server(listen: str, servicer: PeerServicer) -> Server:
+async def start_server(listen: str, servicer: Servicer) -> Server:
     """A server that serves already; errors as of :class:`Server`."""
     server = Server(listen, servicer)
     await server.start()

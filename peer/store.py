@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
+_OWNER = "federation.json"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ class Store:
                 f"state directory {self.root}: cannot be written ({error.filename or self.root}: {error.strerror}); "
                 f"{advice}"
             ) from None
-        self._check_owner(federation, peer_id)
+        if not self.check_owner(federation, peer_id):
+            mine = {"peer": peer_id, "agreed": federation.agreed()}
+            write_whole(self.root / _OWNER, json.dumps(mine, indent=1) + "\n")
         for folder in (self._rounds, self._received):
             for kind in (".staging-*", ".old-*"):
                 for leftover in folder.glob(kind):
@@ -109,12 +112,19 @@ class Store:
         """Give the lock back."""
         self._lock.release()
 
-    def _check_owner(self, federation: Federation, peer_id: int) -> None:
-        path = self.root / "federation.json"
-        mine = {"peer": peer_id, "agreed": federation.agreed()}
+    def holder(self) -> str | None:
+        """The process that works in the directory, as :meth:`Lock.holder`."""
+        return self._lock.holder()
+
+    def check_owner(self, federation: Federation, peer_id: int) -> bool:
+        """Whether the directory says whose it is. Changes nothing.
+
+        Raises:
+            ConfigurationError: it belongs to another peer or federation.
+        """
+        path = self.root / _OWNER
         if not path.exists():
-            write_whole(path, json.dumps(mine, indent=1) + "\n")
-            return
+            return False
         try:
             stored = json.loads(path.read_text())
             found = {"peer id": stored["peer"], **stored["agreed"]}
@@ -129,6 +139,7 @@ class Store:
                 f"state directory {self.root} belongs to another run: {difference}; continue with the same "
                 f"settings, or choose another --state-dir"
             )
+        return True
 
     # --- own rounds ------------------------------------------------------------------------------------------------
 

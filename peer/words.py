@@ -1,4 +1,4 @@
-"""How sentences name peers, and what gRPC says."""
+"""How sentences name peers and sizes, and what gRPC says."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def name_peers(ids: Iterable[object]) -> str:
 def in_short(details: str) -> str:
     """gRPC's words; of a connection that failed only the cause, which it says after all addresses and layers."""
     return printable(details.rpartition(": ")[2] if "last error: " in details else details, 200)
+
+
+def in_bytes(number: float) -> str:
+    """A number of bytes, rounded to what people compare: ``3.2 GB``."""
+    for unit in ("kB", "MB", "GB", "TB"):
+        number /= 1000
+        if number < 999.5 or unit == "TB":
+            break
+    return f"{number:.1f} {unit}" if number < 9.95 else f"{number:.0f} {unit}"
