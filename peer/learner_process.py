@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -67,3 +68,8 @@ class LearnerProcess:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def how_it_ended(status: int) -> str:
+    """Of an exit status, for a sentence."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -37,7 +36,7 @@ from peer.exchange import Exchange
 from peer.findings import Level
 from peer.host import Host
 from peer.intake import Intake, document_digest
-from peer.learner_process import LearnerProcess
+from peer.learner_process import LearnerProcess, how_it_ended
 from peer.leaving import RETURN, Leaving, Verdict
 from peer.proxies import check_proxies, elsewhere
 from peer.recorder import Recorder
@@ -265,7 +264,7 @@ class Node:
                 break
         else:
             raise LearnerFailedError(
-                f"the learner process {_how_it_ended(await child.wait())} while it started; the lines above say why, "
+                f"the learner process {how_it_ended(await child.wait())} while it started; the lines above say why, "
                 f"or the system's log if it ran out of memory. Start the same command again"
             )
         await child.stop()
@@ -443,7 +442,7 @@ class Node:
                 if message["event"] == "failed":
                     raise error_of(message["exit_code"], message["message"])
                 self._inbox.put_nowait((child, message))
-            how = _how_it_ended(await child.wait())
+            how = how_it_ended(await child.wait())
             if self._learner_starts >= _MAX_LEARNER_STARTS:
                 raise LearnerFailedError(
                     f"the learner process {how}, {_MAX_LEARNER_STARTS} times without finishing a round; the "
@@ -827,10 +826,6 @@ class Node:
 
     def _write_pid(self, name: str, pid: int) -> None:
         (self._host.state_dir / f"{name}.pid").write_text(f"{pid}\n")
-
-
-def _how_it_ended(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
