@@ -36,6 +36,7 @@ from launch.collect import collect, write_results
 from launch.mesh import Mesh, environment, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
 from launch.view import Progress, result_table
+from peer import options
 from peer.lock import Lock
 from peer.store import Store
 
@@ -210,6 +211,52 @@ def init(
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
     print(f"{path} is written. Set the peers' addresses, give the same file to every host, and start there:")
     print(f"  crad-peer --id 0 --peers {path}")
+
+
+@app.command()
+def check(
+    peer_id: options.Id,
+    peers: options.PeersFile,
+    listen: options.Listen = None,
+    state_dir: options.StateDir = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    tls_dir: options.TlsDir = None,
+    insecure: options.Insecure = False,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds for which the others are called, and their calls waited for.")
+    ] = 10.0,
+) -> None:
+    """See on this host whether its peer could run: with the options of crad-peer, before that is started.
+
+    Certificate, address, data, memory, disk, and every other peer that runs, or is checked at the same time: whether
+    both reach one another, and run the same. Nothing is changed, and a peer that runs is not disturbed.
+
+    Example: crad-mesh check --id 3 --peers peers.yaml
+    """
+    from launch.check import run_check
+    from peer.host import make_host
+
+    federation = load_federation(peers, data_dir)
+    host = make_host(
+        federation,
+        peer_id,
+        peers,
+        listen=listen,
+        state_dir=state_dir,
+        data_dir=data_dir,
+        download=download,
+        device=device,
+        threads=threads,
+        tls_dir=tls_dir,
+        insecure=insecure,
+    )
+    with interruptible("check again when you like; nothing was changed"):
+        code = run_check(Console(), federation, host, wait)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
-from crad_p2p.errors import CradError, UsageError
-from crad_p2p.federation import check_address, load_federation
+from crad_p2p.errors import CradError
+from crad_p2p.federation import load_federation
+from peer import options
 from peer.channels import Waits
 
 app = typer.Typer(add_completion=False)
@@ -26,33 +26,14 @@ def _print_version(value: bool) -> None:
 
 @app.command()
 def peer(
-    peer_id: Annotated[int, typer.Option("--id", help="Which peer of the file this is.", envvar="CRAD_ID")],
-    peers: Annotated[Path, typer.Option(help="The federation file, alike on every host.", envvar="CRAD_PEERS")],
-    listen: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT to serve on; by default this peer's address in the file.", envvar="CRAD_LISTEN"),
-    ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where rounds are kept; by default crad-state/ID here.", envvar="CRAD_STATE_DIR"),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where the data set's files are; by default the file's folder.", envvar="CRAD_DATA_DIR"),
-    ] = None,
-    download: Annotated[
-        bool,
-        typer.Option(
-            "--download", help="Fetch the data set's files first if they are missing.", envvar="CRAD_DOWNLOAD"
-        ),
-    ] = False,
-    device: Annotated[
-        str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", envvar="CRAD_DEVICE")
-    ] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU threads of the learner; by default torch's choice.", envvar="CRAD_THREADS"),
-    ] = None,
+    peer_id: options.Id,
+    peers: options.PeersFile,
+    listen: options.Listen = None,
+    state_dir: options.StateDir = None,
+    data_dir: options.DataDir = None,
+    download: options.Download = False,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
     start_wait: Annotated[
         float,
         typer.Option(min=0, help="Seconds until every other peer must have been reached.", envvar="CRAD_START_WAIT"),
@@ -61,20 +42,8 @@ def peer(
         float,
         typer.Option(min=0, help="Seconds to serve on after the last round, for late peers.", envvar="CRAD_LINGER"),
     ] = Waits.linger,
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where ca.pem, peer.pem and peer.key are; by default crad-tls/ID here.", envvar="CRAD_TLS_DIR"
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Plain text instead of TLS, between addresses of this machine only.",
-            envvar="CRAD_INSECURE",
-        ),
-    ] = False,
+    tls_dir: options.TlsDir = None,
+    insecure: options.Insecure = False,
     recover: Annotated[
         bool,
         typer.Option("--recover", help="First fetch this peer's last rounds back from the others: its disk lost them."),
@@ -93,27 +62,23 @@ def peer(
     """
     del version
     from peer import log
-    from peer.host import Host
+    from peer.host import make_host
     from peer.node import Node
 
     log.configure(log_format, peer_id)
     federation = load_federation(peers, data_dir)
-    try:
-        listen = check_address(listen or federation.peer(peer_id).address)
-    except ValueError as error:
-        raise UsageError(f"--listen: {error}") from None
-    if insecure and tls_dir is not None:
-        raise UsageError("--tls-dir and --insecure contradict each other; leave one of them out")
-    host = Host(
-        peer_id=peer_id,
-        peers_file=peers,
+    host = make_host(
+        federation,
+        peer_id,
+        peers,
         listen=listen,
-        state_dir=state_dir or Path("crad-state", str(peer_id)),
+        state_dir=state_dir,
         data_dir=data_dir,
         download=download,
         device=device,
         threads=threads,
-        tls_dir=None if insecure else tls_dir or Path("crad-tls", str(peer_id)),
+        tls_dir=tls_dir,
+        insecure=insecure,
         recover=recover,
     )
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from crad_p2p.errors import UsageError
+from crad_p2p.federation import Federation, check_address
+
 
 @dataclass(frozen=True)
 class Host:
@@ -39,3 +42,44 @@ class Host:
         if self.threads is not None:
             arguments += ["--threads", str(self.threads)]
         return arguments
+
+
+def make_host(
+    federation: Federation,
+    peer_id: int,
+    peers_file: Path,
+    *,
+    listen: str | None,
+    state_dir: Path | None,
+    data_dir: Path | None,
+    download: bool,
+    device: str,
+    threads: int | None,
+    tls_dir: Path | None,
+    insecure: bool,
+    recover: bool = False,
+) -> Host:
+    """A host from the options of a command; None takes the default.
+
+    Raises:
+        UsageError: an option is not what it must be, or contradicts another.
+        ConfigurationError: the federation has no such peer.
+    """
+    try:
+        listen = check_address(listen or federation.peer(peer_id).address)
+    except ValueError as error:
+        raise UsageError(f"--listen: {error}") from None
+    if insecure and tls_dir is not None:
+        raise UsageError("--tls-dir and --insecure contradict each other; leave one of them out")
+    return Host(
+        peer_id=peer_id,
+        peers_file=peers_file,
+        listen=listen,
+        state_dir=state_dir or Path("crad-state", str(peer_id)),
+        data_dir=data_dir,
+        download=download,
+        device=device,
+        threads=threads,
+        tls_dir=None if insecure else tls_dir or Path("crad-tls", str(peer_id)),
+        recover=recover,
+    )

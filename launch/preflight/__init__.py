@@ -1,0 +1,1 @@
+"""The parts of ``crad-mesh check``; ``launch.check`` puts them together."""

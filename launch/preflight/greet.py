@@ -1,0 +1,164 @@
+"""One bounded call to another peer: who answers, what it runs, and what its clock says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from crad_p2p.errors import ExitCode
+from crad_p2p.federation import Federation
+from launch.preflight.probe import CHECKING
+from peer._proto.crad.v1 import peer_pb2
+from peer.channels import RawStub, dial
+from peer.hello import describe_disagreement, greeting
+from peer.intake import MessageError, parse
+from peer.signatures import check_greeting
+from peer.strangers import describe_stranger
+from peer.tls import Tls
+from peer.waiting import within
+from peer.words import in_short
+
+#: Seconds for one try. Connecting takes three round trips.
+_PATIENCE = 4.0
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls: this peer."""
+
+    federation: Federation
+    own_id: int
+    tls: Tls | None
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """An answer that is in order.
+
+    Attributes:
+        is_check: it comes from a check there, and not from a running peer.
+        round_trip: seconds.
+        ahead: seconds by which the clock there is ahead, right to half the round trip.
+    """
+
+    reply: peer_pb2.HelloReply
+    is_check: bool
+    round_trip: float
+    ahead: float
+
+
+class NoAnswerError(Exception):
+    """Nobody was reached, and why. That may pass."""
+
+
+class WrongAnswerError(Exception):
+    """Somebody was reached, and a run with that one cannot be. That does not pass."""
+
+    def __init__(self, exit_code: ExitCode, text: str, remedy: str) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+        self.remedy = remedy
+
+
+async def greet(caller: Caller, peer: int, address: str, seconds: float = _PATIENCE) -> Greeting:
+    """Say hello to the peer at HOST:PORT, once.
+
+    Raises:
+        NoAnswerError: it cannot be reached.
+        WrongAnswerError: it is another one, refuses this one, or runs something else.
+    """
+    channel = dial(address, caller.tls, peer)
+    try:
+        stub = RawStub(channel)
+        first = await _hello(caller, stub, peer, seconds)
+        try:  # again, now that there is a connection: the first one took the time of its making, too
+            second = await _hello(caller, stub, peer, seconds)
+        except grpc.aio.AioRpcError:
+            return first
+        return min(first, second, key=lambda each: each.round_trip)
+    except grpc.aio.AioRpcError as error:
+        details = in_short(error.details() or "")
+        if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            is_certificate = error.code() == grpc.StatusCode.UNAUTHENTICATED
+            raise WrongAnswerError(
+                ExitCode.CERTIFICATE if is_certificate else ExitCode.PEERS_DISAGREE,
+                f"refuses this peer: {details}",
+                "ask that site which CA it trusts" if is_certificate else "give both the same federation file",
+            ) from None
+        if caller.tls is not None and (found := await describe_stranger(address, peer, caller.tls)):
+            if "EOF" in found:  # as a forwarded port without a peer behind it does
+                raise NoAnswerError("connections are taken and closed at once") from None
+            raise WrongAnswerError(
+                ExitCode.CERTIFICATE,
+                found,
+                f"see that this is the address of peer {peer}, and that both sites have certificates of the same CA",
+            ) from None
+        name = error.code().name.lower().replace("_", " ")
+        slow = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        raise NoAnswerError(f"no answer within {seconds:g} s" if slow else details or name) from None
+    finally:
+        await channel.close()
+
+
+async def _hello(caller: Caller, stub: RawStub, peer: int, seconds: float) -> Greeting:
+    request = greeting(caller.federation, caller.own_id)
+    clock, start = time.time(), time.monotonic()
+    call = stub.Hello(request, timeout=seconds, metadata=CHECKING)
+    raw = await call
+    round_trip = time.monotonic() - start
+    try:
+        reply = parse(peer_pb2.HelloReply, raw)
+        if caller.tls is not None:
+            check_greeting(
+                reply.certificate,
+                reply.proof,
+                federation=caller.federation.federation,
+                authorities=caller.tls.authorities,
+                caller=caller.own_id,
+                called=peer,
+                run=caller.federation.digest(),
+                nonce=request.nonce,
+            )
+    except (MessageError, ValueError) as error:
+        raise WrongAnswerError(
+            ExitCode.CERTIFICATE, f"does not prove to be peer {peer}: {error}", "ask that site what runs there"
+        ) from None
+    if reply.peer != peer:
+        difference: str | None = f"it says that it is peer {reply.peer}"
+    else:
+        difference = describe_disagreement(reply, caller.federation, caller.own_id)
+    if difference:
+        raise WrongAnswerError(
+            ExitCode.PEERS_DISAGREE, difference, "give both the same federation file and software version"
+        )
+    behind = tuple((key, value) for key, value in await call.trailing_metadata() or ())
+    return Greeting(reply, set(CHECKING) <= set(behind), round_trip, ahead=reply.unix_time - (clock + round_trip / 2))
+
+
+async def data_of(caller: Caller, peer: int, address: str, seconds: float) -> peer_pb2.Data | None:
+    """What data the peer says that it has; None if it does not say so in so many seconds."""
+    channel = dial(address, caller.tls, peer)
+    try:
+        return await within(seconds, _watch(RawStub(channel)))
+    except (grpc.aio.AioRpcError, MessageError, TimeoutError):
+        return None
+    finally:
+        await channel.close()
+
+
+async def _watch(stub: RawStub) -> peer_pb2.Data | None:
+    call = stub.Watch(peer_pb2.WatchRequest(), metadata=CHECKING)
+    try:
+        while (raw := await call.read()) is not grpc.aio.EOF:
+            state = parse(peer_pb2.PeerState, raw)
+            if state.HasField("data"):
+                data: peer_pb2.Data = state.data
+                return data
+            await asyncio.sleep(0)
+    finally:
+        call.cancel()
+    return None

@@ -1,0 +1,70 @@
+"""The learner of this host, started for a moment: does it find its data, and its device?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crad_p2p.errors import ConfigurationError, CradError, LearnerFailedError, error_of
+from crad_p2p.federation import Federation
+from peer._proto.crad.v1 import peer_pb2
+from peer.findings import Finding, failed_by, ok
+from peer.host import Host
+from peer.learner_process import LearnerProcess, how_it_ended
+from peer.room import Room, check_room
+
+Message = Mapping[str, Any]
+
+
+async def ask_learner(federation: Federation, host: Host) -> tuple[Message, Room]:
+    """What a learner says when it is ready, and what room there is then. It writes nowhere but in a temporary folder.
+
+    Raises:
+        CradError: it does not become ready.
+    """
+    with tempfile.TemporaryDirectory(prefix="crad-check-") as folder:
+        child = await LearnerProcess.start(host.learner_arguments(Path(folder, "scratch")))
+        try:
+            async for message in child.events():
+                if message["event"] == "failed":
+                    raise error_of(message["exit_code"], message["message"])
+                if message["event"] == "ready":
+                    return message, check_room(federation, host, message)
+            raise LearnerFailedError(
+                f"the learner process {how_it_ended(await child.wait())} while it started; the lines above say why, or "
+                f"the system's log if it ran out of memory"
+            )
+        finally:
+            await child.stop()
+
+
+def describe_data(ready: Message) -> Finding:
+    """What the learner has found."""
+    count, classes = ready["train_samples"], len(ready["class_names"])
+    channels, height, width = ready["image_shape"]
+    if not count:
+        trains = "no training image falls to this peer, so that its model stays as it begins"
+    else:
+        trains = f"{count} training image{'s' if count > 1 else ''} here"
+    return ok(
+        "data",
+        f"{trains}; {classes} classes, images {channels}x{height}x{width}, all labels in range; learner on "
+        f"{ready['device']}",
+    )
+
+
+def describe_failure(error: CradError) -> Finding:
+    """What kept it from becoming ready, which is not always the data."""
+    kind = {ConfigurationError: "device", LearnerFailedError: "learner"}.get(type(error), "data")
+    return failed_by(kind, error)
+
+
+def data_message(ready: Message) -> peer_pb2.Data:
+    """The data as peers tell one another."""
+    return peer_pb2.Data(
+        class_names=ready["class_names"],
+        image_shape=ready["image_shape"],
+        partition_digest=ready["partition_digest"],
+    )

@@ -1,0 +1,129 @@
+"""Every other peer: can it be reached, does it run the same, and has it reached this one?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from crad_p2p.errors import ExitCode, IncompleteError
+from launch.preflight.greet import Caller, Greeting, NoAnswerError, WrongAnswerError, data_of, greet
+from peer._proto.crad.v1 import peer_pb2
+from peer.exchange import refuse_rollback
+from peer.findings import Finding, failed_by, failure, ok, warning
+from peer.hello import describe_data_difference
+from peer.store import Store
+from peer.words import name_peers
+
+#: Seconds between two tries.
+_PAUSE = 0.5
+#: Seconds in which a running peer surely says what data it has, should the wait be over.
+_LATE = 2.0
+
+
+@dataclass
+class Other:
+    """What is known of one other peer.
+
+    Attributes:
+        greeting: its answer, if it was in order.
+        reason: why it was not reached at the last try.
+        wrong: what is wrong with whoever answers.
+        data: the peer's, if both sides have said theirs.
+    """
+
+    peer: int
+    address: str
+    greeting: Greeting | None = None
+    reason: str = ""
+    wrong: WrongAnswerError | None = None
+    data: peer_pb2.Data | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Somebody is there who should call back."""
+        return self.greeting is not None
+
+
+async def look_at(
+    other: Other, caller: Caller, own_data: asyncio.Future[peer_pb2.Data | None], deadline: float
+) -> None:
+    """Try to reach a peer until a time of the loop, at least once; then compare data, once they are known here."""
+    clock = asyncio.get_running_loop().time
+    while other.greeting is None:
+        try:
+            other.greeting = await greet(caller, other.peer, other.address)
+        except WrongAnswerError as error:
+            other.wrong = error
+            return
+        except NoAnswerError as error:
+            other.reason = str(error)
+            if clock() >= deadline:
+                return
+            await asyncio.sleep(min(_PAUSE, max(0.0, deadline - clock())))
+    if await asyncio.shield(own_data) is not None:
+        other.data = await data_of(caller, other.peer, other.address, max(_LATE, deadline - clock()))
+
+
+def judge(
+    other: Other, caller: Caller, store: Store, own_data: peer_pb2.Data | None, *, has_called: bool, wait: float
+) -> Finding:
+    """The line for one peer."""
+    what, peer = f"peer {other.peer}", other.peer
+    if other.wrong is not None:
+        return failure(what, other.wrong.exit_code, f"{other.address}: {other.wrong}", other.wrong.remedy)
+    if other.greeting is None:
+        if has_called:
+            return failure(
+                what,
+                ExitCode.INCOMPLETE,
+                f"{other.address} cannot be reached from here ({other.reason}), though that peer has called here",
+                "see that this is its address, that its firewall lets calls in, and this one lets them out",
+            )
+        return warning(
+            what,
+            f"{other.address} has not been reached in {wait:g} s ({other.reason})",
+            f"if peer {peer} runs, see to its address and the firewalls; otherwise check again when it does",
+        )
+    try:
+        refuse_rollback(store, peer, other.greeting.reply, caller.federation.rounds)
+    except IncompleteError as error:
+        return failed_by(what, error)
+    data = ""
+    if own_data is not None and other.data is not None:
+        if difference := describe_data_difference(other.data, own_data, peer, caller.own_id):
+            return failure(what, ExitCode.PEERS_DISAGREE, f"{other.address}: {difference}")
+        data = " and data"
+    who = "answers, being checked, too" if other.greeting.is_check else "answers"
+    return ok(
+        what,
+        f"{other.address} {who}: same version, federation{data}; round trip {1000 * other.greeting.round_trip:.0f} ms, "
+        f"clock {_clock(other.greeting.ahead)}",
+    )
+
+
+def _clock(ahead: float) -> str:
+    """Nothing depends on it, so it is never wrong."""
+    if abs(ahead) < 1:
+        return "right to a second"
+    return f"{abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}, which does no harm"
+
+
+def judge_calls(others: Iterable[Other], callers: Collection[int], listen: str, wait: float) -> Finding:
+    """Have those that are up reached this peer?"""
+    what = "reachable"
+    up = [other.peer for other in others if other.is_up]
+    if silent := [peer for peer in up if peer not in callers]:
+        is_one = len(silent) == 1
+        return warning(
+            what,
+            f"{name_peers(silent)} {'is' if is_one else 'are'} up, and {'has' if is_one else 'have'} not called "
+            f"{listen} within {wait:g} s",
+            f"see that the address of this peer in {'its' if is_one else 'their'} federation file leads here, through "
+            f"firewall and NAT",
+        )
+    if not callers:
+        return warning(
+            what, f"nobody is up who could call {listen}", "check again when another peer runs, or is checked"
+        )
+    return ok(what, f"{name_peers(sorted(callers))} {'has' if len(callers) == 1 else 'have'} called {listen}")
