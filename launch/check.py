@@ -17,7 +17,7 @@ from crad_p2p.federation import Federation, is_loopback
 from launch.preflight.greet import Caller, NoAnswerError, WrongAnswerError, greet
 from launch.preflight.here import check_certificate, check_state, describe_federation, why_not_bound
 from launch.preflight.learner import ask_learner, data_message, describe_data, describe_failure
-from launch.preflight.others import Other, judge, judge_calls, look_at
+from launch.preflight.others import Other, judge, judge_calls, judge_refusals, look_at
 from launch.preflight.probe import Probe
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import require_loopback
@@ -28,6 +28,8 @@ from peer.store import Store
 from peer.tls import Tls
 
 _STYLES = {Level.OK: "green", Level.WARNING: "bold yellow", Level.FAILURE: "bold red"}
+#: Seconds for which another check may be later than this one.
+_LATE = 3.0
 #: Characters of the first two columns.
 _LEVEL, _WHAT = 7, 11
 
@@ -50,20 +52,21 @@ class Check:
         self._environment = environment
         self._store = Store(host.state_dir)
         self._tls: Tls | None = None
+        self.holder: str | None = None  # the process in which this peer is running
 
     async def findings(self) -> AsyncIterator[Finding]:
         """What is found, in an order that does not change; each as soon as it and those before are known."""
         yield describe_federation(self._federation, self._id)
         transport = self._check_transport()
         yield transport
-        holder = self._store.holder()
-        yield check_state(self._store, self._federation, self._id, holder)
+        state, self.holder = check_state(self._store, self._federation, self._id)
+        yield state
         async with AsyncExitStack() as stack:
             can_call = transport.level is not Level.FAILURE
             probe = Probe(self._federation, self._id, self._host.state_dir, self._tls) if can_call else None
-            address = await self._check_address(holder, probe)
+            address = await self._check_address(probe)
             yield address
-            is_probing = probe is not None and holder is None and address.level is Level.OK
+            is_probing = probe is not None and self.holder is None and address.level is Level.OK
             if probe is not None:
                 stack.push_async_callback(probe.stop)
             own_data: asyncio.Future[peer_pb2.Data | None] = asyncio.get_running_loop().create_future()
@@ -76,7 +79,7 @@ class Check:
                 looks = [asyncio.create_task(look_at(other, caller, own_data, deadline)) for other in others]
             stack.push_async_callback(_end, looks)
             data = None
-            if holder is not None:
+            if self.holder is not None:
                 own_data.set_result(None)
                 yield ok(
                     "data", "not looked at, nor memory and disk: this peer is running, and has seen to them itself"
@@ -104,11 +107,16 @@ class Check:
             if is_probing and probe is not None:
                 up = {other.peer for other in others if other.is_up}
                 await probe.called_by(up, deadline - asyncio.get_running_loop().time())
+                if data is not None:  # who is checked at the same time may want to compare, and is a little later
+                    checked = {other.peer for other in others if other.greeting and other.greeting.is_check}
+                    await probe.told(checked, min(_LATE, deadline - asyncio.get_running_loop().time()))
             callers = probe.callers if is_probing and probe is not None else set()
             for other in others:
                 yield judge(other, caller, self._store, data, has_called=other.peer in callers, wait=self._wait)
             if others and is_probing:
                 yield judge_calls(others, callers, self._host.listen, self._wait)
+            if probe is not None and probe.refusals.counts:
+                yield judge_refusals(probe.refusals.counts)
             yield check_proxies(self._environment, _unreached(others))
 
     def _check_transport(self) -> Finding:
@@ -123,9 +131,9 @@ class Check:
             return failed_by("certificate", error)
         return check_certificate(self._tls.credentials)
 
-    async def _check_address(self, holder: str | None, probe: Probe | None) -> Finding:
+    async def _check_address(self, probe: Probe | None) -> Finding:
         """Listen there, unless this peer is running, which is not to be disturbed."""
-        what, listen = "address", self._host.listen
+        what, listen, holder = "address", self._host.listen, self.holder
         if holder is None:
             if (taken := why_not_bound(listen)) is None and probe is not None:
                 try:
@@ -168,17 +176,19 @@ def run_check(console: Console, federation: Federation, host: Host, wait: float)
     # What the parts of a peer log here is said by the findings, in their order.
     logging.getLogger("peer").addHandler(logging.NullHandler())
 
+    check = Check(federation, host, wait)
+
     async def run() -> list[Finding]:
         found = []
         with console.status("checking …"):
-            async for finding in Check(federation, host, wait).findings():
+            async for finding in check.findings():
                 found.append(finding)
                 show(console, finding)
         return found
 
     found = asyncio.run(run())
     console.print()
-    console.print(Text(verdict(found, host)), soft_wrap=not console.is_terminal)
+    console.print(Text(verdict(found, host.peer_id, check.holder)), soft_wrap=not console.is_terminal)
     return next((finding.exit_code for finding in found if finding.level is Level.FAILURE), ExitCode.COMPLETE)
 
 
@@ -197,14 +207,16 @@ def show(console: Console, finding: Finding) -> None:
     console.print(line)
 
 
-def verdict(found: list[Finding], host: Host) -> str:
+def verdict(found: list[Finding], peer: int, holder: str | None) -> str:
     """One line for all."""
     failures, warnings = (sum(each.level is level for each in found) for level in (Level.FAILURE, Level.WARNING))
     counts = ((failures, "failure"), (warnings, "warning"))
     said = " and ".join(f"{number} {word}{'s' if number > 1 else ''}" for number, word in counts if number)
     if failures:
-        return f"{said}: peer {host.peer_id} cannot take part until the failures are mended."
-    return f"{said or 'All is well'}: peer {host.peer_id} can be started, by 'crad-peer' with the same options."
+        return f"{said}: mend what failed, and check peer {peer} again."
+    if holder is not None:
+        return f"{said or 'All is well'}: peer {peer} is running."
+    return f"{said or 'All is well'}: peer {peer} can be started, by 'crad-peer' with the same options."
 
 
 def _own_end(listen: str) -> str:

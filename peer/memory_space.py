@@ -39,7 +39,7 @@ def check_memory(need: int, free: int | None, where: str) -> Finding:
         free: bytes; None if the system does not say.
         where: whose memory it is: ``cuda:0``, or ``this machine``.
     """
-    needs = f"training takes {in_bytes(need)} at least"
+    needs = f"a step of training takes at least {in_bytes(need)}"
     if free is None:
         return ok(_WHAT, f"{needs}; this system does not say how much is free")
     has = f"{in_bytes(free)} free on {where}"

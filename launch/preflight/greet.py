@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -112,21 +111,11 @@ async def _hello(caller: Caller, stub: RawStub, peer: int, seconds: float) -> Gr
     round_trip = time.monotonic() - start
     try:
         reply = parse(peer_pb2.HelloReply, raw)
-        if caller.tls is not None:
-            check_greeting(
-                reply.certificate,
-                reply.proof,
-                federation=caller.federation.federation,
-                authorities=caller.tls.authorities,
-                caller=caller.own_id,
-                called=peer,
-                run=caller.federation.digest(),
-                nonce=request.nonce,
-            )
-    except (MessageError, ValueError) as error:
+    except MessageError as error:
         raise WrongAnswerError(
-            ExitCode.CERTIFICATE, f"does not prove to be peer {peer}: {error}", "ask that site what runs there"
+            ExitCode.PEERS_DISAGREE, f"its answer cannot be used: {error}", "ask that site what runs there"
         ) from None
+    # Before the proof, which is over the run, and so not right where that differs. TLS has compared names already.
     if reply.peer != peer:
         difference: str | None = f"it says that it is peer {reply.peer}"
     else:
@@ -135,22 +124,43 @@ async def _hello(caller: Caller, stub: RawStub, peer: int, seconds: float) -> Gr
         raise WrongAnswerError(
             ExitCode.PEERS_DISAGREE, difference, "give both the same federation file and software version"
         )
+    if caller.tls is not None:
+        _check_proof(caller, caller.tls, reply, peer, request.nonce)
     behind = tuple((key, value) for key, value in await call.trailing_metadata() or ())
     return Greeting(reply, set(CHECKING) <= set(behind), round_trip, ahead=reply.unix_time - (clock + round_trip / 2))
+
+
+def _check_proof(caller: Caller, tls: Tls, reply: peer_pb2.HelloReply, peer: int, nonce: bytes) -> None:
+    try:
+        check_greeting(
+            reply.certificate,
+            reply.proof,
+            federation=caller.federation.federation,
+            authorities=tls.authorities,
+            caller=caller.own_id,
+            called=peer,
+            run=caller.federation.digest(),
+            nonce=nonce,
+        )
+    except ValueError as error:
+        raise WrongAnswerError(
+            ExitCode.CERTIFICATE, f"it does not prove to be peer {peer}: {error}", "ask that site what runs there"
+        ) from None
 
 
 async def data_of(caller: Caller, peer: int, address: str, seconds: float) -> peer_pb2.Data | None:
     """What data the peer says that it has; None if it does not say so in so many seconds."""
     channel = dial(address, caller.tls, peer)
     try:
-        return await within(seconds, _watch(RawStub(channel)))
-    except (grpc.aio.AioRpcError, MessageError, TimeoutError):
+        return await within(seconds, _watch(caller, RawStub(channel), peer, seconds))
+    except (grpc.aio.AioRpcError, MessageError, TimeoutError, WrongAnswerError):
         return None
     finally:
         await channel.close()
 
 
-async def _watch(stub: RawStub) -> peer_pb2.Data | None:
+async def _watch(caller: Caller, stub: RawStub, peer: int, seconds: float) -> peer_pb2.Data | None:
+    await _hello(caller, stub, peer, seconds)  # so that the called peer knows who watches, even without TLS
     call = stub.Watch(peer_pb2.WatchRequest(), metadata=CHECKING)
     try:
         while (raw := await call.read()) is not grpc.aio.EOF:
@@ -158,7 +168,6 @@ async def _watch(stub: RawStub) -> peer_pb2.Data | None:
             if state.HasField("data"):
                 data: peer_pb2.Data = state.data
                 return data
-            await asyncio.sleep(0)
     finally:
         call.cancel()
     return None

@@ -38,25 +38,27 @@ def check_certificate(credentials: Credentials, now: datetime | None = None) -> 
     )
 
 
-def check_state(store: Store, federation: Federation, own_id: int, holder: str | None) -> Finding:
-    """Can the state directory be used for this run? Nothing is made or changed."""
-    what, root = "state", store.root
+def check_state(store: Store, federation: Federation, own_id: int) -> tuple[Finding, str | None]:
+    """Can the state directory be used for this run, and which process does already? Nothing is made or changed."""
+    holder = None
     try:
-        belongs = store.check_owner(federation, own_id)
-        last = store.last_round()
+        holder = store.holder()
+        return _check_state(store, federation, own_id, holder), holder
     except ConfigurationError as error:
-        return failed_by(what, error)
+        return failed_by("state", error), holder
     except OSError as error:
-        return failure(what, ExitCode.CONFIGURATION, f"state directory {root}: cannot be read ({error.strerror})")
+        where = error.filename or store.root
+        return failure("state", ExitCode.CONFIGURATION, f"{where}: cannot be read ({error.strerror})"), holder
+
+
+def _check_state(store: Store, federation: Federation, own_id: int, holder: str | None) -> Finding:
+    what, root = "state", store.root
+    belongs, last = store.check_owner(federation, own_id), store.last_round()
     above = existing(root)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "cannot be written by this user" if above.is_dir() else "is not a directory"
-        return failure(
-            what,
-            ExitCode.CONFIGURATION,
-            f"state directory {root}: {above} {reason}",
-            "mend that, or choose another with --state-dir",
-        )
+        remedy = "mend that" if belongs else "mend that, or choose another with --state-dir"
+        return failure(what, ExitCode.CONFIGURATION, f"state directory {root}: {above} {reason}", remedy)
     if holder is not None:
         return ok(what, f"{root} is in use: this peer is running (process {holder})")
     if not belongs:

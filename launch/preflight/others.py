@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from crad_p2p.errors import ExitCode, IncompleteError
@@ -127,3 +127,9 @@ def judge_calls(others: Iterable[Other], callers: Collection[int], listen: str, 
             what, f"nobody is up who could call {listen}", "check again when another peer runs, or is checked"
         )
     return ok(what, f"{name_peers(sorted(callers))} {'has' if len(callers) == 1 else 'have'} called {listen}")
+
+
+def judge_refusals(counts: Mapping[tuple[str, str], int]) -> Finding:
+    """Somebody called who must not."""
+    said = ", ".join(f"{who}: {reason}" for who, reason in sorted(counts))
+    return warning("refused", f"calls were refused here ({said})", "see who else uses this address, or this CA")

@@ -35,6 +35,7 @@ class Probe(PeerServicer):
         super().__init__(federation, own_id, Store(state_dir), Status(), tls=tls)
         self.refusals = Refusals()
         self.callers: set[int] = set()
+        self.informed: set[int] = set()  # other checks that have been told of the data here
         self._news = asyncio.Event()
         self._server: Server | None = None
 
@@ -50,7 +51,7 @@ class Probe(PeerServicer):
     async def stop(self) -> None:
         """Serve no more."""
         self._status.close()
-        await self._status.drained(1.0)
+        await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
         if self._server is not None:
             await self._server.stop(grace=1.0)
 
@@ -60,9 +61,16 @@ class Probe(PeerServicer):
 
     async def called_by(self, peers: set[int], seconds: float) -> None:
         """Wait until all these have called, at most so long."""
+        await self._until(peers, self.callers, seconds)
+
+    async def told(self, peers: set[int], seconds: float) -> None:
+        """Wait until all these have been told of the data, at most so long."""
+        await self._until(peers, self.informed, seconds)
+
+    async def _until(self, peers: set[int], there: set[int], seconds: float) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
-        while not peers <= self.callers and (left := deadline - clock()) > 0:
+        while not peers <= there and (left := deadline - clock()) > 0:
             self._news.clear()
             try:
                 await within(left, self._news.wait())
@@ -74,9 +82,15 @@ class Probe(PeerServicer):
         return await super().Hello(request, call)
 
     async def Watch(self, request: peer_pb2.WatchRequest, call: Call) -> AsyncIterator[peer_pb2.PeerState]:
-        await self._receive(call.caller, call)
+        caller = self._callers.get(call.connection) if call.caller is None else call.caller
+        await self._receive(caller, call)
         async for state in super().Watch(request, call):
-            yield state
+            try:
+                yield state
+            finally:  # it may well end the call with what it was waiting for
+                if state.HasField("data") and caller is not None:
+                    self.informed.add(caller)
+                    self._news.set()
 
     async def Refuse(self, request: peer_pb2.RefuseRequest, call: Call) -> NoReturn:
         del request
