@@ -21,13 +21,14 @@ import pytest
 from processes import ENVIRONMENT, LIGHT, Peers, certificates, federation_file, free_port
 from rich.console import Console
 
-from crad_p2p.errors import ExitCode
+from crad_p2p.errors import ConfigurationError, DataError, ExitCode, LearnerFailedError
 from crad_p2p.federation import load_federation
 from crad_p2p.snapshot import TensorSpec
 from launch.authority import throwaway
 from launch.check import Check, show, verdict
 from launch.preflight.greet import Caller, Greeting
 from launch.preflight.here import check_certificate
+from launch.preflight.learner import describe_failure
 from launch.preflight.others import Other, judge, judge_calls, judge_refusals
 from peer._proto.crad.v1 import peer_pb2
 from peer.certificates import load_credentials
@@ -139,11 +140,10 @@ def test_no_data(tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[-1] == "1 failure: mend what failed, and check peer 0 again."
 
 
-def test_a_wrong_device_is_not_called_data(tmp_path: Path) -> None:
-    federation_file(tmp_path)
-    ended = command(tmp_path, "--id", "0", "--device", "xpu", light=False)
-    assert ended.returncode == ExitCode.CONFIGURATION
-    assert re.search(r"^failure  device +--device xpu: cannot be used", ended.stdout, re.MULTILINE)
+def test_what_keeps_a_learner_from_starting_is_not_always_the_data() -> None:
+    for error, what in ((ConfigurationError, "device"), (LearnerFailedError, "learner"), (DataError, "data")):
+        finding = describe_failure(error("it is so"))
+        assert (finding.what, finding.text, finding.exit_code) == (what, "it is so", error.exit_code)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from launch.preflight.probe import CHECKING
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, dial
 from peer.hello import describe_disagreement, greeting
-from peer.intake import MessageError, parse
+from peer.intake import MessageError, check_seen, parse
 from peer.signatures import check_greeting
 from peer.strangers import describe_stranger
 from peer.tls import Tls
@@ -23,6 +23,10 @@ from peer.words import in_short
 
 #: Seconds for one try. Connecting takes three round trips.
 _PATIENCE = 4.0
+#: In gRPC's words, for a connection that is there and ends before anything is said: so does a forwarded port that has
+#: no peer behind it.
+_ENDED = ("Handshake read failed", "Socket closed")
+_CLOSED = "connections are taken and closed at once"
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ async def greet(caller: Caller, peer: int, address: str, seconds: float = _PATIE
                 "ask that site which CA it trusts" if is_certificate else "give both the same federation file",
             ) from None
         if caller.tls is not None and (found := await describe_stranger(address, peer, caller.tls)):
-            if "EOF" in found:  # as a forwarded port without a peer behind it does
-                raise NoAnswerError("connections are taken and closed at once") from None
+            if "EOF" in found:
+                raise NoAnswerError(_CLOSED) from None
             raise WrongAnswerError(
                 ExitCode.CERTIFICATE,
                 found,
@@ -98,6 +102,8 @@ async def greet(caller: Caller, peer: int, address: str, seconds: float = _PATIE
             ) from None
         name = error.code().name.lower().replace("_", " ")
         slow = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        if any(map(details.__contains__, _ENDED)):
+            raise NoAnswerError(_CLOSED) from None
         raise NoAnswerError(f"no answer within {seconds:g} s" if slow else details or name) from None
     finally:
         await channel.close()
@@ -126,6 +132,7 @@ async def _hello(caller: Caller, stub: RawStub, peer: int, seconds: float) -> Gr
         )
     if caller.tls is not None:
         _check_proof(caller, caller.tls, reply, peer, request.nonce)
+        _forget_unproved(caller, caller.tls, reply)
     behind = tuple((key, value) for key, value in await call.trailing_metadata() or ())
     return Greeting(reply, set(CHECKING) <= set(behind), round_trip, ahead=reply.unix_time - (clock + round_trip / 2))
 
@@ -146,6 +153,16 @@ def _check_proof(caller: Caller, tls: Tls, reply: peer_pb2.HelloReply, peer: int
         raise WrongAnswerError(
             ExitCode.CERTIFICATE, f"it does not prove to be peer {peer}: {error}", "ask that site what runs there"
         ) from None
+
+
+def _forget_unproved(caller: Caller, tls: Tls, reply: peer_pb2.HelloReply) -> None:
+    """A peer does not believe that another has had a round of it, unless that shows what this one has signed."""
+    try:
+        if reply.HasField("seen_round"):
+            check_seen(reply, caller.federation, caller.own_id, tls.authorities)
+    except ValueError:
+        reply.ClearField("seen_round")
+        reply.ClearField("seen_sha256")
 
 
 async def data_of(caller: Caller, peer: int, address: str, seconds: float) -> peer_pb2.Data | None:
