@@ -229,10 +229,11 @@ def check(
         float, typer.Option(min=0, help="Seconds for which the others are called, and their calls waited for.")
     ] = 10.0,
 ) -> None:
-    """See on this host whether its peer could run: with the options of crad-peer, before that is started.
+    """See on this host what would keep its peer from taking part. Takes the options of crad-peer.
 
-    Certificate, address, data, memory, disk, and every other peer that runs, or is checked at the same time: whether
-    both reach one another, and run the same. Nothing is changed, and a peer that runs is not disturbed.
+    Certificate, address, data, memory, disk, and all other peers that run
+    or are checked at the same time: do both reach one another, and run the
+    same? A peer that runs is not disturbed.
 
     Example: crad-mesh check --id 3 --peers peers.yaml
     """
