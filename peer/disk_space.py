@@ -1,8 +1,8 @@
 """Is there room for two rounds on the disk?
 
 With policy ``all`` a peer keeps two rounds of every other peer, and of its own the last two, the best one and the one
-in the making; with ``quorum`` as many more of the others as they may be stale. It never takes more than that, however
-many rounds there are, so what is enough for two is enough for all.
+in the making; with ``quorum`` as many more of the others as they may be stale. However many rounds there
+are, it keeps no more models than that; the lines and manifests that add up are small beside them, and not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DiskNeed:
 
     Attributes:
         one_round: less than this is not even enough for the first one.
-        always: what the state directory grows to, and never beyond.
+        always: what the models in the state directory grow to, and never beyond.
     """
 
     one_round: int
