@@ -105,7 +105,6 @@ class Link:
         self._difference: str | None = None  # found in the last greeting
         self._last_heard = 0.0  # when something came, on whatever call
         self._tls = tls
-        self._run = federation.digest()
         self._valid_until: datetime | None = None  # the peer's certificate
         self._doubted = -1  # the last round of this peer that the other one claims without proof
         self._stranger: str | None = None  # what was found last at the address
@@ -294,7 +293,6 @@ class Link:
                 authorities=self._tls.authorities,
                 caller=self._own_id,
                 called=self.peer,
-                run=self._run,
                 nonce=nonce,
             )
         except ValueError as error:

@@ -73,7 +73,6 @@ class PeerServicer:
     ) -> None:
         self.federation = federation
         self.tls = tls
-        self._run = federation.digest()
         self._agreed = json.dumps(federation.agreed()).encode()
         self._id = peer_id
         self._store = store
@@ -108,7 +107,7 @@ class PeerServicer:
         if self.tls is not None:
             own = self.tls.credentials
             reply.certificate = own.certificate.public_bytes(Encoding.DER)
-            reply.proof = sign_greeting(own, request.peer, self._run, request.nonce)
+            reply.proof = sign_greeting(own, request.peer, request.nonce)
         if (seen := self._witness.sightings.get(request.peer)) is not None:
             reply.seen_round, reply.seen_sha256 = seen.round, seen.sha256
             with suppress(FileNotFoundError):  # a power cut may have taken it

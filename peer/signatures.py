@@ -49,9 +49,9 @@ def check_signature(manifest: Manifest, federation: str, authorities: Authoritie
         raise ValueError(f"manifest of peer {manifest.peer} is signed by peer {signer}")
 
 
-def sign_greeting(credentials: Credentials, caller: int, run: str, nonce: bytes) -> bytes:
+def sign_greeting(credentials: Credentials, caller: int, nonce: bytes) -> bytes:
     """Proof for one caller that this peer has the key of its certificate."""
-    return sign(credentials.key, _GREETING, _greeting(caller, credentials.peer, run, nonce))
+    return sign(credentials.key, _GREETING, _greeting(caller, credentials.peer, nonce))
 
 
 def check_greeting(
@@ -62,7 +62,6 @@ def check_greeting(
     authorities: Authorities,
     caller: int,
     called: int,
-    run: str,
     nonce: bytes,
 ) -> datetime:
     """See that the called peer is who it should be; until when its certificate says so.
@@ -75,9 +74,9 @@ def check_greeting(
     found = identity_of(certificate, federation)
     if found != called:
         raise ValueError(f"its certificate is that of peer {found}, expected peer {called}")
-    verify(certificate, _GREETING, _greeting(caller, called, run, nonce), proof)
+    verify(certificate, _GREETING, _greeting(caller, called, nonce), proof)
     return certificate.not_valid_after_utc
 
 
-def _greeting(caller: int, called: int, run: str, nonce: bytes) -> bytes:
-    return f"{caller} {called} {run} ".encode() + nonce
+def _greeting(caller: int, called: int, nonce: bytes) -> bytes:
+    return f"{caller} {called} ".encode() + nonce

@@ -23,9 +23,12 @@ from disks import (
     stopped_at,
     two_last,
 )
-from processes import DEAF, Peers, assert_one_sentence, until, up
+from processes import DEAF, Peer, Peers, assert_one_sentence, until, up
 
 from crad_p2p.errors import ExitCode
+from crad_p2p.manifest import Manifest
+from peer.certificates import load_credentials
+from peer.signatures import sign_manifest
 
 # --- an older copy ----------------------------------------------------------------------------------------------------
 
@@ -400,14 +403,41 @@ def test_a_holder_whose_manifest_has_another_digest_is_passed_over(mesh: Callabl
     finish(peers, [*others, back], 7)
 
 
+def remember_another(peer: Peer, *, signed_by: Path | None = None) -> str:
+    """Make a peer remember other bytes of round 4 of peer 2, with a manifest for them or not; the real digest."""
+    seen = peer.state / "seen.json"
+    tree = json.loads(seen.read_text())
+    known, tree["2"]["sha256"] = tree["2"]["sha256"], "ab" * 32
+    seen.write_text(json.dumps(tree))
+    if signed_by is not None:
+        path = peer.state / "received/000004/2.json"
+        other = Manifest.from_bytes(path.read_bytes()).model_copy(update={"sha256": "ab" * 32})
+        path.write_bytes(sign_manifest(other, load_credentials(signed_by, "one", 2)).to_bytes())
+    return str(known)
+
+
+def test_what_others_claim_to_have_had_and_this_peer_has_not_signed_is_not_believed(
+    mesh: Callable[..., Peers],
+) -> None:
+    """Else any single member could end any other one's run."""
+    peers = mesh(3, rounds=6)
+    others, two = stopped_at(peers, 4)
+    del two
+    assert others[1].stop() < 5
+    remember_another(others[1])
+    running = [others[0], peers.start(1), peers.start(2)]
+    running[2].says(
+        r"WARNING peer 1 says that it has had round 4 of this peer, and does not prove it: the manifest is of round 4"
+    )
+    peers.tell("hold", None)
+    assert [each.ended() for each in running] == [0, ExitCode.RESERVATIONS, 0], running[1].output
+
+
 def test_two_different_memories_of_one_round_are_not_chosen_from(mesh: Callable[..., Peers]) -> None:
     peers = mesh(3, rounds=6)
     others, _ = stopped_at(peers, 4)
     assert others[1].stop() < 5
-    seen = others[1].state / "seen.json"
-    tree = json.loads(seen.read_text())
-    known, tree["2"]["sha256"] = tree["2"]["sha256"], "ab" * 32
-    seen.write_text(json.dumps(tree))
+    known = remember_another(others[1], signed_by=peers.folder / "crad-tls/2")
     again = peers.start(1)
     again.says("listening")
     shutil.rmtree(peers.state(2))

@@ -121,7 +121,9 @@ async def _hello(caller: Caller, stub: RawStub, peer: int, seconds: float) -> Gr
         raise WrongAnswerError(
             ExitCode.PEERS_DISAGREE, f"its answer cannot be used: {error}", "ask that site what runs there"
         ) from None
-    # Before the proof, which is over the run, and so not right where that differs. TLS has compared names already.
+    if caller.tls is not None:
+        _check_proof(caller, caller.tls, reply, peer, request.nonce)
+        _forget_unproved(caller, caller.tls, reply)
     if reply.peer != peer:
         difference: str | None = f"it says that it is peer {reply.peer}"
     else:
@@ -130,9 +132,6 @@ async def _hello(caller: Caller, stub: RawStub, peer: int, seconds: float) -> Gr
         raise WrongAnswerError(
             ExitCode.PEERS_DISAGREE, difference, "give both the same federation file and software version"
         )
-    if caller.tls is not None:
-        _check_proof(caller, caller.tls, reply, peer, request.nonce)
-        _forget_unproved(caller, caller.tls, reply)
     behind = tuple((key, value) for key, value in await call.trailing_metadata() or ())
     return Greeting(reply, set(CHECKING) <= set(behind), round_trip, ahead=reply.unix_time - (clock + round_trip / 2))
 
@@ -146,7 +145,6 @@ def _check_proof(caller: Caller, tls: Tls, reply: peer_pb2.HelloReply, peer: int
             authorities=tls.authorities,
             caller=caller.own_id,
             called=peer,
-            run=caller.federation.digest(),
             nonce=nonce,
         )
     except ValueError as error:
