@@ -1,7 +1,12 @@
 """Where calls of other peers come in: who calls, is the request right, and how many calls are open.
 
-Every call passes here before the servicer sees it. A caller's identity is that of its certificate. What is refused is
-counted by caller and reason, and no text of an error of this program goes out.
+Every call passes here before the servicer sees it. A caller's identity is that of its certificate, and is known before
+a byte of its request is read. What is refused is counted by caller and reason, and no text of an error of this program
+goes out.
+
+All five calls are handled as streams in both directions, of which a unary call is a special case on the wire: only so
+can a caller be refused before its message is taken in, be told when its call is ended, and be waited for no longer than
+is sensible.
 """
 
 from __future__ import annotations
@@ -10,8 +15,8 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -39,9 +44,49 @@ _STREAMING: dict[str, type[Message]] = {
     "Watch": peer_pb2.WatchRequest,
     "GetSnapshot": peer_pb2.GetSnapshotRequest,
 }
-#: Calls of one peer that are open at the same time. A link has a handful; more are those of connections that were cut
+#: Calls of one peer that are served at the same time. A link has a handful; more are those of connections that were cut
 #: and that this side has not noticed yet, or malice: a new one ends the oldest.
 CALLS_OF_ONE = 24
+#: The same with those that have been ended and whose last message, which nobody reads, still waits in gRPC: it cannot
+#: be taken back. A link that is cut leaves one or two, until the connection counts as lost.
+OPEN_OF_ONE = 4 * CALLS_OF_ONE
+#: Seconds for a request to come.
+_REQUEST_WAIT = 30.0
+
+
+class _Open:
+    """A call that is open, and why it is being ended, if it is."""
+
+    def __init__(self, caller: int | None, context: Context) -> None:
+        self.caller = caller
+        self.context = context
+        self.name = "a caller" if caller is None else f"peer {caller}"
+        self.key: int | str = context.peer() if caller is None else caller
+        self.end_with: tuple[grpc.StatusCode, str] | None = None
+        self._is_writing = False
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+
+    def end(self, code: grpc.StatusCode, text: str) -> None:
+        """End it, now or when gRPC has taken the message that is being sent.
+
+        A send that is cut off would stay in gRPC all the same, and the caller would not be told.
+        """
+        if self.end_with is None:
+            self.end_with = (code, text)
+            if not self._is_writing:
+                self._task.cancel()
+
+    async def write(self, message: Message) -> None:
+        """Send a message."""
+        self._is_writing = True
+        try:
+            await self.context.write(message)
+        finally:
+            self._is_writing = False
+        if self.end_with is not None:
+            await self.context.abort(*self.end_with)
 
 
 @dataclass(frozen=True)
@@ -54,11 +99,16 @@ class Call:
 
     context: Context
     caller: int | None
+    refusals: Refusals
 
     @property
     def connection(self) -> str:
         """The caller's end of it."""
         return self.context.peer()
+
+    def note(self, reason: str, detail: str) -> None:
+        """Count something that is wrong with the caller, and log it, but not every time."""
+        self.refusals.add("a caller" if self.caller is None else f"peer {self.caller}", reason, detail)
 
     async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
         """End the call with an error for the caller."""
@@ -72,6 +122,9 @@ class Gate(grpc.GenericRpcHandler):
     Args:
         servicer: has a method for each call, taking the request and a :class:`Call`.
         tls: None for plain text, where a caller is whoever it says it is in Hello.
+
+    Attributes:
+        handlers: of each call, by its name.
     """
 
     def __init__(self, servicer: Any, federation: Federation, tls: Tls | None, refusals: Refusals) -> None:
@@ -79,86 +132,128 @@ class Gate(grpc.GenericRpcHandler):
         self._members = frozenset(federation.ids)
         self._tls = tls
         self._refusals = refusals
-        self._open: defaultdict[int | str, list[asyncio.Task[Any]]] = defaultdict(list)
-        self._begun = self._reached = 0
+        self._open: defaultdict[int | str, list[_Open]] = defaultdict(list)
         # Requests stay raw bytes until the caller is known.
-        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            f"/{SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(self._unary(name, kind), response_serializer=_raw)
-            for name, kind in _UNARY.items()
-        } | {
-            f"/{SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(
-                self._streaming(name, kind), response_serializer=_raw
+        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.stream_stream_rpc_method_handler(handle, response_serializer=_raw)
+            for name, handle in (
+                *((name, self._unary(name, kind)) for name, kind in _UNARY.items()),
+                *((name, self._streaming(name, kind)) for name, kind in _STREAMING.items()),
             )
-            for name, kind in _STREAMING.items()
         }
 
-    @property
-    def without_request(self) -> int:
-        """Calls that have brought no request: one too large or compressed (gRPC ends these itself), or none yet."""
-        return self._begun - self._reached
-
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Called by gRPC for every call."""
+        """Called by gRPC for a call of any name."""
         method = handler_call_details.method
-        handler = self._handlers.get(method.decode(errors="replace") if isinstance(method, bytes) else method)
+        service, _, name = (method.decode(errors="replace") if isinstance(method, bytes) else method).rpartition("/")
+        handler = self.handlers.get(name) if service == f"/{SERVICE}" else None
         if handler is None:
-            self._refusals.add("a caller", "unknown method", str(method))
-        else:
-            self._begun += 1
+            self.refuse_unknown()
         return handler
 
-    def _unary(self, name: str, kind: type[Message]) -> Callable[[bytes, Context], Any]:
-        async def call(raw: bytes, context: Context) -> Any:
-            caller, request = await self._admit(kind, raw, context)
-            with self._counted(caller, context):
-                try:
-                    return await getattr(self._servicer, name)(request, Call(context, caller))
-                except grpc.aio.BaseError:  # the servicer's own word, or gRPC's
-                    raise
-                except Exception:
-                    await self._abort_without_words(context)
+    def refuse_unknown(self) -> None:
+        """Count a call by a name that no call has."""
+        self._refusals.add("a caller", "unknown method")
 
-        return call
+    def _unary(self, name: str, kind: type[Message]) -> Callable[[Any, Context], Coroutine[Any, Any, None]]:
+        async def handle(_: Any, context: Context) -> None:
+            async with self._entered(context) as entered:
+                request = await self._request(kind, entered)
+                call = Call(context, entered.caller, self._refusals)
+                await entered.write(await getattr(self._servicer, name)(request, call))
 
-    def _streaming(self, name: str, kind: type[Message]) -> Callable[[bytes, Context], AsyncIterator[Any]]:
-        async def call(raw: bytes, context: Context) -> AsyncIterator[Any]:
-            caller, request = await self._admit(kind, raw, context)
-            auth = {} if self._tls is None else context.auth_context()
-            with self._counted(caller, context):
-                try:
-                    async for message in getattr(self._servicer, name)(request, Call(context, caller)):
+        return handle
+
+    def _streaming(self, name: str, kind: type[Message]) -> Callable[[Any, Context], Coroutine[Any, Any, None]]:
+        async def handle(_: Any, context: Context) -> None:
+            async with self._entered(context) as entered:
+                request = await self._request(kind, entered)
+                auth = {} if self._tls is None else context.auth_context()
+                call = Call(context, entered.caller, self._refusals)
+                async with aclosing(getattr(self._servicer, name)(request, call)) as messages:
+                    async for message in messages:
                         if self._is_over(auth):
                             return
-                        yield message
-                except grpc.aio.BaseError:
-                    raise
-                except Exception:
-                    await self._abort_without_words(context)
+                        await entered.write(message)
 
-        return call
+        return handle
 
-    async def _admit(self, kind: type[Message], raw: bytes, context: Context) -> tuple[int | None, Any]:
-        """Who calls, and its request; ends the call if either is not right."""
-        self._reached += 1
-        caller = None
-        if self._tls is not None:
-            try:
-                caller = self._tls.caller(context.auth_context()).peer
-            except CallerError as error:
-                await self._refuse(context, "a caller", "certificate", str(error), grpc.StatusCode.UNAUTHENTICATED)
-            if caller not in self._members:
-                text = f"peer {caller} is not in the federation file"
-                await self._refuse(context, f"peer {caller}", "not a member", text, grpc.StatusCode.PERMISSION_DENIED)
-        who = "a caller" if caller is None else f"peer {caller}"
+    @asynccontextmanager
+    async def _entered(self, context: Context) -> AsyncIterator[_Open]:
+        """The call, counted as open by its caller, whoever that is; ends it in words that tell nothing."""
+        entered = _Open(await self._caller(context), context)
+        await self._make_room(entered)
+        calls = self._open[entered.key]
+        calls.append(entered)
         try:
-            request = parse(kind, raw)
+            yield entered
+        except asyncio.CancelledError:
+            if entered.end_with is None:  # the caller has gone, or this peer stops
+                raise
+            await context.abort(*entered.end_with)
+        except grpc.aio.BaseError:  # the servicer's own word, or gRPC's
+            raise
+        except Exception:
+            await self._abort_without_words(context)
+        finally:
+            calls.remove(entered)
+            if not calls:
+                self._open.pop(entered.key, None)
+
+    async def _caller(self, context: Context) -> int | None:
+        """Who calls; ends the call of somebody who may not."""
+        if self._tls is None:
+            return None
+        try:
+            caller = self._tls.caller(context.auth_context()).peer
+        except CallerError as error:
+            await self._refuse(context, "a caller", "certificate", str(error), grpc.StatusCode.UNAUTHENTICATED)
+        if caller not in self._members:
+            text = f"peer {caller} is not in the federation file"
+            await self._refuse(context, f"peer {caller}", "not a member", text, grpc.StatusCode.PERMISSION_DENIED)
+        return caller
+
+    async def _make_room(self, entered: _Open) -> None:
+        """Keep the calls of one caller within their number."""
+        calls = self._open.get(entered.key, [])
+        if len(calls) < CALLS_OF_ONE:
+            return
+        text = "too many calls at once"
+        if len(calls) >= OPEN_OF_ONE:
+            what = "too many calls at once that it does not read"
+            await self._refuse(entered.context, entered.name, what, text, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        running = [call for call in calls if call.end_with is None]
+        if len(running) >= CALLS_OF_ONE:
+            self._refusals.add(entered.name, text)
+            running[0].end(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{text}: a later one has ended this")
+
+    async def _request(self, kind: type[Message], entered: _Open) -> Any:
+        """What the caller asks for; ends the call if that is not right, or does not come."""
+        context, who = entered.context, entered.name
+        text = f"no request came within {_REQUEST_WAIT:g} s"
+        timer = asyncio.get_running_loop().call_later(
+            _REQUEST_WAIT, entered.end, grpc.StatusCode.DEADLINE_EXCEEDED, text
+        )
+        try:
+            raw = await context.read()
+        except asyncio.CancelledError:
+            self._refusals.add(who, "no request" if entered.end_with is None else entered.end_with[1])
+            raise
+        finally:
+            timer.cancel()
+        if raw is grpc.aio.EOF:
+            # Ended without one, or too large, or compressed: gRPC does not say which, and has answered the latter two.
+            text = "no message, or one that is too large, compressed or cut off"
+            await self._refuse(context, who, "no request", text, grpc.StatusCode.INVALID_ARGUMENT)
+        try:
+            request: Any = parse(kind, raw)
         except MessageError as error:
             what = f"malformed {kind.DESCRIPTOR.name}"
             await self._refuse(context, who, what, str(error), grpc.StatusCode.INVALID_ARGUMENT)
-        if caller is not None and isinstance(request, peer_pb2.HelloRequest) and request.peer != caller:
-            text = f"the certificate is that of peer {caller}, and the request says peer {request.peer}"
+        if entered.caller is not None and isinstance(request, peer_pb2.HelloRequest) and request.peer != entered.caller:
+            text = f"the certificate is that of peer {entered.caller}, and the request says peer {request.peer}"
             await self._refuse(context, who, "says it is another peer", text, grpc.StatusCode.PERMISSION_DENIED)
-        return caller, request
+        return request
 
     async def _refuse(self, context: Context, who: str, reason: str, text: str, code: grpc.StatusCode) -> NoReturn:
         self._refusals.add(who, reason, text)
@@ -174,25 +269,6 @@ class Gate(grpc.GenericRpcHandler):
         except CallerError:
             return True
         return False
-
-    @contextmanager
-    def _counted(self, caller: int | None, context: Context) -> Iterator[None]:
-        """Count an open call; one too many ends the oldest of the same caller."""
-        who = context.peer() if caller is None else caller
-        task = asyncio.current_task()
-        assert task is not None
-        calls = self._open[who]
-        if len(calls) >= CALLS_OF_ONE:
-            self._refusals.add("a caller" if caller is None else f"peer {caller}", "too many calls at once")
-            calls.pop(0).cancel()
-        calls.append(task)
-        try:
-            yield
-        finally:
-            if task in calls:
-                calls.remove(task)
-            if not calls:
-                self._open.pop(who, None)
 
     @staticmethod
     async def _abort_without_words(context: Context) -> NoReturn:

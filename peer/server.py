@@ -26,8 +26,9 @@ from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from peer._proto.crad.v1 import peer_pb2
+from peer.accepting import make_server
 from peer.channels import server_options
-from peer.gate import Call, Gate
+from peer.gate import SERVICE, Call, Gate
 from peer.hello import PROTOCOL, describe_disagreement
 from peer.intake import CHUNK_BYTES, document_digest
 from peer.refusals import Refusals
@@ -95,7 +96,7 @@ class PeerServicer:
         if request.peer in self.federation.ids:
             self.greeted[request.peer] += 1
         if difference := describe_disagreement(request, self.federation, self._id):
-            logger.warning("peer %d calls with other settings: %s", request.peer, difference)
+            call.note("calls with other settings", difference)  # as often as it likes
         reply = peer_pb2.HelloReply(
             peer=self._id,
             software=__version__,
@@ -262,8 +263,9 @@ class Server:
             await asyncio.wait(rest, timeout=grace)
 
     def _bound(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=server_options(self._members))
-        server.add_generic_rpc_handlers((self._gate,))
+        options, gate = server_options(self._members), self._gate
+        server = make_server(options, SERVICE, gate.handlers, gate.refuse_unknown)
+        server.add_generic_rpc_handlers((gate,))
         host, _, port = self._listen.rpartition(":")
         numeric = "127.0.0.1" if host == "localhost" else host
         try:
