@@ -52,6 +52,8 @@ CALLS_OF_ONE = 24
 OPEN_OF_ONE = 4 * CALLS_OF_ONE
 #: Seconds for a request to come.
 _REQUEST_WAIT = 30.0
+#: Connections of which it is known that they have made a call: more than can be open.
+_REMEMBERED = 4_096
 
 
 class _Open:
@@ -133,6 +135,12 @@ class Gate(grpc.GenericRpcHandler):
         self._tls = tls
         self._refusals = refusals
         self._open: defaultdict[int | str, list[_Open]] = defaultdict(list)
+        self._called: dict[str, None] = {}  # connections that have made a call, the latest last
+        self._calling = 0
+        if tls is not None:
+            # gRPC says nothing of handshakes that fail.
+            silent = lambda: max(0, tls.connections - self._calling)  # noqa: E731
+            refusals.measure("a caller", "connected and made no call", silent)
         # Requests stay raw bytes until the caller is known.
         self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.stream_stream_rpc_method_handler(handle, response_serializer=_raw)
@@ -204,6 +212,7 @@ class Gate(grpc.GenericRpcHandler):
         """Who calls; ends the call of somebody who may not."""
         if self._tls is None:
             return None
+        self._note_connection(context.peer())
         try:
             caller = self._tls.caller(context.auth_context()).peer
         except CallerError as error:
@@ -212,6 +221,14 @@ class Gate(grpc.GenericRpcHandler):
             text = f"peer {caller} is not in the federation file"
             await self._refuse(context, f"peer {caller}", "not a member", text, grpc.StatusCode.PERMISSION_DENIED)
         return caller
+
+    def _note_connection(self, connection: str) -> None:
+        if connection not in self._called:
+            self._calling += 1
+        self._called.pop(connection, None)
+        self._called[connection] = None
+        if len(self._called) > _REMEMBERED:
+            del self._called[next(iter(self._called))]
 
     async def _make_room(self, entered: _Open) -> None:
         """Keep the calls of one caller within their number."""

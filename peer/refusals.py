@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from crad_p2p.foreign import printable
@@ -25,7 +26,8 @@ class Refusals:
     def __init__(self, path: Path | None = None) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._path = path
-        self._saved = 0
+        self._saved: dict[tuple[str, str], int] = {}
+        self._measured: dict[tuple[str, str], Callable[[], int]] = {}
 
     def add(self, who: str, reason: str, detail: str = "") -> None:
         """Count one."""
@@ -39,14 +41,19 @@ class Refusals:
             said = f" ({printable(detail, 200)})" if detail else ""
             logger.warning("refused a call of %s: %s%s%s", who, reason, said, times)
 
+    def measure(self, who: str, reason: str, count: Callable[[], int]) -> None:
+        """Have something counted elsewhere written with the rest."""
+        self._measured[who, reason] = count
+
     def total(self) -> int:
         """Of all kinds."""
         return self.counts.total()
 
     def save(self) -> None:
         """Write the counts, if there are new ones."""
-        if self._path is None or self._saved == self.total():
+        now = {**self.counts, **{key: number for key, count in self._measured.items() if (number := count())}}
+        if self._path is None or self._saved == now:
             return
-        self._saved = self.total()
-        lines = [f"{number:>10,}  {who}: {reason}\n" for (who, reason), number in sorted(self.counts.items())]
+        self._saved = now
+        lines = [f"{number:>10,}  {who}: {reason}\n" for (who, reason), number in sorted(now.items())]
         write_whole(self._path, "".join(lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ class Tls:
     Args:
         folder: holds ``ca.pem``, ``peer.pem`` and ``peer.key``.
 
+    Attributes:
+        connections: that were made to this peer, whoever made them and whether or not a handshake followed.
+
     Raises:
         CertificateError: they must not be used.
     """
@@ -65,6 +69,8 @@ class Tls:
         self.credentials: Credentials = load_credentials(folder, federation, peer)
         self._given = self.credentials  # to gRPC's server
         self._callers: dict[bytes, Caller] = {}
+        self._connections = itertools.count()
+        self.connections = 0
 
     @property
     def authorities(self) -> Sequence[x509.Certificate]:
@@ -175,7 +181,8 @@ class Tls:
         return tuple(stamps)
 
     def _newer_configuration(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, in a thread of its own, for every handshake."""
+        """Called by gRPC, in a thread of its own, for every connection before its handshake."""
+        self.connections = next(self._connections) + 1
         if self._given is self.credentials:
             return None
         self._given = self.credentials
