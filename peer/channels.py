@@ -33,6 +33,8 @@ _SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
     # Who has connected and says nothing holds a place that others need. A link always has a call open.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 60_000),
+    # Requests are small; with more, who sends without end makes gRPC take hundreds of megabytes for its reads.
+    ("grpc.experimental.tcp_max_read_chunk_size", 1 << 16),
     ("grpc.so_reuseport", 0),  # else two peers on one port would both "succeed"
     # Must allow the clients' keepalive, or they are sent away for pinging too much.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),

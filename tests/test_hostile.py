@@ -471,7 +471,7 @@ FRAMES: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.parametrize("name", FRAMES)
 def test_floods_of_frames(field: Field, name: str) -> None:
     with field.attacked():
-        flood(field, FRAMES[name])
+        flood(field, FRAMES[name], count=600)
 
 
 def test_the_log_stays_short(field: Field) -> None:
