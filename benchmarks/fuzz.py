@@ -5,8 +5,8 @@
     python benchmarks/fuzz.py --target manifest --seconds 600
 
 The targets are those of tests/fuzzing.py: manifests, messages, the chunks of a transfer, safetensors files and
-certificates, each begun from right ones. Prints executions, coverage as atheris says it, and findings, which are kept in
---out; ends with 1 if there are any. Make each of them a regression test (tests/test_fuzz.py).
+certificates, each begun from right ones. Prints executions, coverage as atheris says it, and findings, which are kept
+in --out; ends with 1 if there are any. Make each of them a regression test (tests/test_fuzz.py).
 """
 
 from __future__ import annotations

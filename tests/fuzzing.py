@@ -1,4 +1,4 @@
-"""What must hold for any bytes that come from another institution: for hypothesis (``test_fuzz``) and ``benchmarks/fuzz``.
+"""What must hold for any bytes from another institution: for hypothesis (``test_fuzz``) and ``benchmarks/fuzz``.
 
 Each target takes bytes, and says whether they were accepted. It raises an AssertionError if something was accepted that
 is not what it should be; any other exception is a finding, too, since the documented ones are caught here.
@@ -142,11 +142,13 @@ def manifest_document(**changes: Any) -> dict[str, Any]:
     }
 
 
+@cache  # a signature is another one each time
 def right_manifest() -> bytes:
     manifest = Manifest.model_validate_json(json.dumps(manifest_document()))
     return sign_manifest(manifest, world().credentials[PEER]).to_bytes()
 
 
+@cache
 def right_messages() -> list[bytes]:
     """One of each kind, with the byte before it that says which."""
     agreed = json.dumps(FEDERATION.agreed()).encode()
