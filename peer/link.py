@@ -40,8 +40,9 @@ _FIRST_DELAY = 0.1
 #: Seconds between two tries. An attempt to connect may have taken four when the link heals, and traffic resumes within
 #: five; but who sends what must not be used is not asked again so soon.
 _LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
-#: States of a peer that are taken in a second; who sends more is read no faster.
-_STATES_A_SECOND = 200
+#: States of a peer that are taken in a second, and their bytes; who sends more is read no faster. And what is done with
+#: one, which a peer can make costly, is followed by so many times as much rest.
+_STATES_A_SECOND, _STATE_BYTES_A_SECOND, _REST = 200, 4 << 20, 9
 #: The peer's own word, or a connection of which gRPC knows that it is lost.
 _CONNECTION_IS_FINE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -401,14 +402,17 @@ class Link:
         try:
             # On a slow link that is busy with a transfer, states come late, and the transfer shows that it is alive.
             while state := await self._next(peer_pb2.PeerState, call, sign_of_life=lambda: self._last_heard):
+                begun = time.perf_counter()
                 self._on_state(self.peer, state)
+                took = time.perf_counter() - begun
                 if state.leaving:
                     return True
                 if self._is_renewed:
                     raise _CallError("this peer has a new certificate")
                 if self._valid_until is not None and datetime.now(UTC) >= self._valid_until:
                     raise _CallError("its certificate has expired")
-                await asyncio.sleep(1 / _STATES_A_SECOND)
+                size = state.ByteSize()
+                await asyncio.sleep(max(1 / _STATES_A_SECOND, size / _STATE_BYTES_A_SECOND, min(1.0, _REST * took)))
         finally:
             call.cancel()
         return False

@@ -186,7 +186,9 @@ class PeerServicer:
                     await self._cannot_read(call)
                 reason = f"{SNAPSHOT_FILE}: {error.strerror}"
             if not reason:
-                self._found_whole = {path: time.monotonic()}
+                now = time.monotonic()
+                fresh = {path: at for path, at in self._found_whole.items() if now < at + _TRUSTED}
+                self._found_whole = {**fresh, path: now}
                 return
         if manifest.peer != self._id:  # somebody else may have it
             await self._gone(manifest.peer, manifest.round, call)

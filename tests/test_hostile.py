@@ -7,6 +7,7 @@ hand (``hostile``), most with the certificate of a third peer.
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import ssl
@@ -14,11 +15,13 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 from hostile import (
     CONTINUATION,
@@ -42,6 +45,7 @@ from hostile import (
     tls_context,
 )
 from processes import Peer, Peers, until
+from wire import Noting, in_loop, serving, stub_of
 
 from crad_p2p.federation import load_federation
 from crad_p2p.manifest import Manifest
@@ -49,6 +53,7 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.gate import CALLS_OF_ONE
 from peer.hello import greeting
 from peer.intake import MAX_REQUEST_BYTES
+from peer.log import Bounded
 
 VICTIM, ENEMY, FRIEND = 0, 1, 2
 #: Floats of the snapshot: 16 MB, which no window holds.
@@ -472,6 +477,60 @@ FRAMES: dict[str, Callable[[int], bytes]] = {
 def test_floods_of_frames(field: Field, name: str) -> None:
     with field.attacked():
         flood(field, FRAMES[name], count=600)
+
+
+SECRET = "the password is swordfish"
+
+
+class Careless(Noting):
+    """Runs into errors of its own that say more than others should know."""
+
+    async def GetManifest(self, *_: object) -> peer_pb2.GetManifestReply:
+        raise RuntimeError(SECRET)
+
+    async def chunks(self, *_: object) -> AsyncIterator[peer_pb2.Chunk]:
+        yield peer_pb2.Chunk(offset=0, data=b"x" * 2_000)
+        raise OSError(5, SECRET, "/home/ward/secret")
+
+
+@in_loop
+async def test_errors_of_this_program_stay_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller has a number, and the log has the rest under the same number."""
+    async with serving(tmp_path, Careless) as remote, stub_of(remote.port) as stub:
+        request = peer_pb2.GetSnapshotRequest(peer=1, round=0, sha256="ab" * 32)
+        for call in (stub.GetManifest(peer_pb2.GetManifestRequest(peer=1)), stub.GetSnapshot(request)):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                async for _ in call if hasattr(call, "__aiter__") else _one(call):
+                    pass
+            assert raised.value.code() == grpc.StatusCode.INTERNAL
+            found = re.fullmatch("error ([0-9a-f]{8}); the called peer's log says more", raised.value.details() or "")
+            assert found
+            assert found[1] in caplog.text
+            everything = f"{raised.value} {raised.value.debug_error_string()} {raised.value.trailing_metadata()}"
+            assert "swordfish" not in everything
+            assert "ward" not in everything
+    assert caplog.text.count(SECRET) >= 2
+
+
+async def _one(call: object) -> AsyncIterator[object]:
+    yield await call  # type: ignore[misc]
+
+
+def test_no_line_of_the_log_is_written_without_end() -> None:
+    now = 0.0
+    bounded = Bounded(lambda: now)
+
+    def written(line: int) -> logging.LogRecord | None:
+        record = logging.LogRecord("a", logging.INFO, "file.py", line, "peer %d is odd", (7,), None)
+        return record if bounded.filter(record) else None
+
+    assert sum(written(1) is not None for _ in range(5_000)) == 1_000
+    assert written(2) is not None
+    now = 5.0
+    record = written(1)
+    assert record is not None
+    assert record.getMessage() == "peer 7 is odd (4,000 lines like this were left out)"
+    assert written(1) is None
 
 
 def test_the_log_stays_short(field: Field) -> None:
