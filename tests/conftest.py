@@ -19,7 +19,7 @@ from processes import Peer, Peers  # noqa: E402
 #: A learner for tests that is no test.
 collect_ignore = ["light"]
 #: Tests that need both cores, or watch the time: never two of them side by side.
-MESHES = ("test_kills.py", "test_network.py", "test_mesh.py", "test_chaos.py", "test_flat.py")
+MESHES = ("test_kills.py", "test_network.py", "test_mesh.py", "test_chaos.py", "test_flat.py", "test_hostile.py")
 
 
 def pytest_configure() -> None:
