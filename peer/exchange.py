@@ -76,6 +76,8 @@ class Exchange:
         self._newest: dict[int, Manifest] = {}
         self._counts: dict[int, tuple[int, ...]] = {}  # n of every class, which a peer never changes
         self._shown: dict[int, tuple[int, bytes]] = {}
+        self._have_same_data: set[int] = set()
+        self._have_other_data: set[int] = set()  # though it was the same before
         self._behind: set[int] = set()
         self._left: set[int] = set()  # they said so
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
@@ -94,6 +96,7 @@ class Exchange:
                 on_state=self._on_state,
                 on_connection=lambda j, up: tell(e.Connected(j) if up else e.Disconnected(j)),
                 tls=tls,
+                has_agreed=self._have_all_agreed(),
                 slots=slots,
             )
             for peer in self.collected_by
@@ -167,8 +170,18 @@ class Exchange:
         here, there = self._status.state, self._latest_states[peer]
         if not here.HasField("data") or not there.HasField("data"):
             return
-        if difference := describe_data_difference(there.data, here.data, peer, self._id):
+        difference = describe_data_difference(there.data, here.data, peer, self._id)
+        if difference is None:
+            self._have_same_data.add(peer)
+        elif peer not in self._have_same_data and not self._have_all_agreed():
             raise PeersDisagreeError(f"peers {self._id} and {peer} have different data: {difference}", peer=peer)
+        elif peer not in self._have_other_data:  # it was started with other data; that ends it, and nobody else
+            self._have_other_data.add(peer)
+            logger.warning("peer %d has other data than before: %s", peer, difference)
+
+    def _have_all_agreed(self) -> bool:
+        """Whether a round was trained, for which all who took part must have had the same settings and data."""
+        return self._store.last_round() >= 1
 
     def _compare_round(self, peer: int, number: int) -> None:
         if not self._witness.is_behind(peer, number) or self._latest_states[peer].phase == "recover":

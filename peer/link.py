@@ -73,6 +73,8 @@ class Link:
         on_state: called with every state the peer sends.
         on_connection: called with True when the link comes up and False when it goes down.
         tls: this peer's certificate; None for plain text.
+        has_agreed: whether the peer runs the same federation, as it must to have come this far. Should it say something
+            else now, that is its own affair, and no reason for this one to end.
         slots: limits the transfers that run at the same time; held while one runs, and not between two attempts, so
             that peers which are away do not keep others from being served.
     """
@@ -88,6 +90,7 @@ class Link:
         on_state: Callable[[int, peer_pb2.PeerState], None] = lambda *_: None,
         on_connection: Callable[[int, bool], None] = lambda *_: None,
         tls: Tls | None = None,
+        has_agreed: bool = False,
         slots: Slots | None = None,
     ) -> None:
         self.peer = peer
@@ -102,7 +105,7 @@ class Link:
         self._on_hello = on_hello
         self._on_state = on_state
         self._on_connection = on_connection
-        self._has_agreed = False
+        self._has_agreed = has_agreed
         self._difference: str | None = None  # found in the last greeting
         self._last_heard = 0.0  # when something came, on whatever call
         self._tls = tls

@@ -488,6 +488,9 @@ class Node:
 
     def _learner_ready(self, message: Message) -> e.Event | None:
         names, shape = message["class_names"], message["image_shape"]
+        self._store.require_same_data(
+            {"class_names": names, "image_shape": shape, "partition_digest": message["partition_digest"]}
+        )
         data = peer_pb2.Data(class_names=names, image_shape=shape, partition_digest=message["partition_digest"])
         self._exchange.use(self._intake_of(message), data)
         self._look_for_room(message)

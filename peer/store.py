@@ -6,6 +6,7 @@
     rounds/000012/              snapshot.safetensors, checkpoint.safetensors, manifest.json, record.json
     received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
     lineage.jsonl               manifests of rounds, own and received, that are not kept any more
+    data.json                   class names, image shape and partition with which this peer has trained
     seen.json                   the newest snapshot of every other peer that has been here
     best.json                   the best round of those that everybody has published
     history.jsonl, result.json  for the user
@@ -27,12 +28,13 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from crad_p2p.errors import ConfigurationError, IncompleteError
+from crad_p2p.errors import ConfigurationError, DataError, IncompleteError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
@@ -140,6 +142,28 @@ class Store:
                 f"settings, or choose another --state-dir"
             )
         return True
+
+    def require_same_data(self, data: Mapping[str, Any]) -> None:
+        """See that the data are those with which this peer began; remember them at its first start.
+
+        Args:
+            data: class names, image shape and digest of the partition.
+
+        Raises:
+            DataError: they are not.
+        """
+        path = self.root / "data.json"
+        try:
+            before = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            before = None
+        if before is None or self.last_round() < 1:  # nobody has learned from them yet
+            write_whole(path, json.dumps(data) + "\n")
+        elif difference := describe_difference(before, dict(data), "the rounds before this start", "the data set now"):
+            raise DataError(
+                f"the data are not those with which this peer trained its rounds in {self.root}: {difference}; put the "
+                f"data set back, or begin a new run"
+            )
 
     # --- own rounds ------------------------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ def right_messages() -> list[bytes]:
             seen_round=3,
             seen_sha256="ab" * 32,
             certificate=world().der(PEER),
-            proof=sign_greeting(own, ME, FEDERATION.digest(), nonce),
+            proof=sign_greeting(own, ME, nonce),
             unix_time=1e9,
         ),
         peer_pb2.PeerState(
@@ -252,7 +252,6 @@ def _greeting(reply: peer_pb2.HelloReply) -> None:
             authorities=world().authorities,
             caller=ME,
             called=PEER,
-            run=FEDERATION.digest(),
             nonce=bytes(NONCE_BYTES),
         )
     except ValueError:

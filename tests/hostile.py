@@ -302,7 +302,6 @@ async def _behave(peers: Path, tls: Path, peer: int, called: int, out: Path) -> 
                     authorities=own.authorities,
                     caller=peer,
                     called=called,
-                    run=federation.digest(),
                     nonce=request.nonce,
                 )
                 note(start, time.monotonic() - start, "")

@@ -245,3 +245,26 @@ def test_the_default_place_of_the_files(mesh: Callable[..., Peers]) -> None:
     zero, one = peers.start(0), peers.start(1, "--tls-dir", "elsewhere")
     assert (zero.ended(), one.ended()) == (0, 0), zero.output + one.output
     assert COMMAND.endswith("crad-peer")
+
+
+def test_one_that_comes_back_with_other_data_ends_alone(mesh: Callable[..., Peers]) -> None:
+    """All had agreed before round 1; a member that says something else later must not be able to end the others."""
+    peers = mesh(3, rounds=6)
+    running = peers.run_to(2)
+    running[2].kill()
+    odd = peers.start(2, LIGHT_CLASSES="even,queer")
+    assert odd.ended() == ExitCode.DATA, odd.output
+    assert "the data are not those with which this peer trained its rounds" in odd.last_words()
+    assert '["even", "queer"] in the data set now' in odd.last_words()
+    (odd.state / "data.json").unlink()  # a hostile one would not look
+    odd = peers.start(2, LIGHT_CLASSES="even,queer")
+    for each in running[:2]:
+        each.says(
+            "WARNING peer 2 has other data than before: the class list has 'queer' as class 1 on peer 2 and 'odd'"
+        )
+    odd.kill()
+    (odd.state / "data.json").unlink()
+    again = peers.start(2)
+    peers.tell("hold", None)
+    for each in (*running[:2], again):
+        assert each.ended() == 0, each.output
