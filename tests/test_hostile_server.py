@@ -166,7 +166,7 @@ def test_a_transfer_without_progress_is_asked_for_again_in_a_line(
                 await asyncio.sleep(0.01 if empty else 60)
                 yield peer_pb2.Chunk()
 
-    said = "its answer cannot be used: Chunk with data 0 bytes" if empty else "nothing came for 1 s"
+    said = "refused: Chunk with data 0 bytes" if empty else "nothing came for 1 s"
 
     @in_loop
     async def test() -> None:
