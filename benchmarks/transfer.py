@@ -2,6 +2,7 @@
 
     python benchmarks/transfer.py                      # 2.3 GB: beyond every 32-bit size, some seconds
     python benchmarks/transfer.py --gigabytes 0.5
+    python benchmarks/transfer.py --insecure           # plain text, to see what TLS costs
 
 The serving process is killed in the middle and started again. Printed are the speed, the CPU seconds of both sides for
 a GB, and their peak memory; with 1 ends who holds more than a small part of the file in memory, or begins anew.
@@ -22,6 +23,7 @@ from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, Layout, TensorSpec, sha256_file
+from launch.authority import throwaway
 from launch.quick import free_addresses
 from peer.channels import Waits
 from peer.intake import Intake
@@ -29,6 +31,7 @@ from peer.link import Link
 from peer.server import PeerServicer, start_server
 from peer.status import Status
 from peer.store import Store
+from peer.tls import Tls
 
 #: Peak memory that either side may have, whatever the size of the file.
 ALLOWED_MB = 150
@@ -39,21 +42,25 @@ PATIENCE = 60.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2.3)
-    floats = int(parser.parse_args().gigabytes * 1e9) // 4
+    parser.add_argument("--insecure", action="store_true")
+    arguments = parser.parse_args()
+    floats = int(arguments.gigabytes * 1e9) // 4
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(measure(Path(folder), floats))
+        return asyncio.run(measure(Path(folder), floats, insecure=arguments.insecure))
 
 
-async def measure(folder: Path, floats: int) -> int:
+async def measure(folder: Path, floats: int, *, insecure: bool) -> int:
     addresses = free_addresses(2)
     peers = [{"id": i, "address": address, "arch": "cnn6"} for i, address in enumerate(addresses)]
     federation = build_federation({"federation": "transfer", "peers": peers}, "the benchmark")
     layout: Layout = {"weights": TensorSpec("F32", (floats,))}
     manifest = publish(folder / "remote", federation, floats)
     intake = Intake(federation, {"cnn6": layout}, classes=1)
-    link = Link(federation, 0, 1, Waits())
+    throwaway(folder / "tls", federation.federation, federation.ids)
+    keys = [None if insecure else folder / "tls" / str(i) for i in federation.ids]
+    link = Link(federation, 0, 1, Waits(), tls=keys[0] and Tls(keys[0], federation.federation, 0))
     goal = folder / "received.safetensors"
-    served = [Served(folder / "remote", federation)]
+    served = [Served(folder / "remote", federation, keys[1])]
     start, cpu = time.monotonic(), time.process_time()
     fetch = asyncio.create_task(link.snapshot(manifest, goal, intake))
     while link.bytes_received < manifest.size // 2:
@@ -61,7 +68,7 @@ async def measure(folder: Path, floats: int) -> int:
         if fetch.done():
             fetch.result()
     served[0].kill()
-    served.append(Served(folder / "remote", federation))
+    served.append(Served(folder / "remote", federation, keys[1]))
     await asyncio.wait_for(fetch, PATIENCE + manifest.size / 20e6)
     seconds, cpu = time.monotonic() - start, time.process_time() - cpu
     received = link.bytes_received
@@ -108,9 +115,9 @@ def publish(root: Path, federation: Federation, floats: int) -> Manifest:
 class Served:
     """The service of peer 1 in a process of its own."""
 
-    def __init__(self, root: Path, federation: Federation) -> None:
+    def __init__(self, root: Path, federation: Federation, keys: Path | None) -> None:
         self._told, ours = multiprocessing.get_context("spawn").Pipe()
-        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(root, federation, ours))
+        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(root, federation, keys, ours))
         self._process.start()
         ours.close()
 
@@ -126,16 +133,17 @@ class Served:
         return cpu, peak
 
 
-def serve(root: Path, federation: Federation, told: Connection) -> None:
-    asyncio.run(serve_until_told(root, federation, told))
+def serve(root: Path, federation: Federation, keys: Path | None, told: Connection) -> None:
+    asyncio.run(serve_until_told(root, federation, keys, told))
 
 
-async def serve_until_told(root: Path, federation: Federation, told: Connection) -> None:
+async def serve_until_told(root: Path, federation: Federation, keys: Path | None, told: Connection) -> None:
     store, status = Store(root), Status()
     store.open(federation, 1)
     manifest = store.manifest(0)
     status.update(round=0, manifest=manifest.to_bytes())
-    server = await start_server(federation.peer(1).address, PeerServicer(federation, 1, store, status))
+    tls = keys and Tls(keys, federation.federation, 1)
+    server = await start_server(federation.peer(1).address, PeerServicer(federation, 1, store, status, tls=tls))
     before = time.process_time()
     await asyncio.to_thread(told.recv)
     told.send((time.process_time() - before, peak_rss_bytes() / 1e6))

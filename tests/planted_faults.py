@@ -73,6 +73,9 @@ class HurriedBarrier(Barrier):
         s.greeted = greeted
         return decisions
 
+    def _round_of_the_mesh(self) -> int:
+        return max(self.state.ahead.values(), default=-1)
+
 
 class FickleBarrier(Barrier):
     """Changes its mind about a teacher when something newer comes."""

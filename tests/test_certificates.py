@@ -266,10 +266,10 @@ def test_dates(folder: Path) -> None:
     )
     refused(
         folder,
-        "peer.pem: is not valid before 2030-04-30 11:55 UTC",
-        "it is 2030-04-29 12:00 UTC",
+        "peer.pem: is not valid before 2030-04-29 12:00 UTC",
+        "it is 2030-04-28 12:00 UTC",
         "set the clock right",
-        now=NOW - 2 * DAY,
+        now=NOW - 3 * DAY,
     )
 
 

@@ -44,6 +44,7 @@ from launch.quick import free_addresses
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.recorder import replay
 from peer.store import Store
+from peer.tls import Tls
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 4
@@ -414,7 +415,9 @@ def test_all_killed_at_once_and_their_unfinished_files_torn(tmp_path: Path, undi
 def served(mesh: Mesh, i: int) -> tuple[peer_pb2.PeerState, str]:
     """What a service says of itself, and the digest of the last round as it sends it."""
     address = mesh.federation.peer(i).address
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    tls = Tls(mesh.folder / f"crad-tls/{i}", mesh.federation.federation, i)  # a site may look at its own peer
+    options = [("grpc.enable_http_proxy", 0), *tls.channel_options(i)]
+    with grpc.secure_channel(address, tls.channel_credentials(), options=options) as channel:
         stub = peer_pb2_grpc.PeerStub(channel)
         watch = stub.Watch(peer_pb2.WatchRequest(), timeout=60)
         state = next(watch)

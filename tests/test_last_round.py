@@ -72,7 +72,7 @@ def test_a_snapshot_of_the_last_round_that_must_not_be_used_is_reported(mesh: Ca
         code = each.ended()
         sentence = r"all 3 rounds are done, with reservations: snapshots of peer 2 were refused\. .*"
         assert_one_sentence(each.output, code, ExitCode.RESERVATIONS, sentence)
-    assert wrong.ended() == ExitCode.COMPLETE, wrong.output
+    assert wrong.ended() == ExitCode.RESERVATIONS, wrong.output  # it was told
     again = peers.start(0, "--linger", "1")  # it remembers, and asks nobody
     assert again.ended(30) == ExitCode.RESERVATIONS, again.output
 

@@ -365,11 +365,12 @@ async def test_a_damaged_manifest_in_a_peers_state_is_not_used(tmp_path: Path) -
         Status(),
         witness.Witness({}),
         Waits(),
+        tls=None,
         tell=lambda _: None,
         spawn=asyncio.create_task,
         may_lose=False,
     )
-    exchange.use(Intake(federation, {"cnn6": LAYOUT}, classes=2), "")
+    exchange.use(Intake(federation, {"cnn6": LAYOUT}, classes=2), peer_pb2.Data())
     manifest = manifest_of(0).model_copy(update={"run": federation.digest()})
     document = manifest.to_bytes()
     state = peer_pb2.PeerState(round=0, manifest=document, manifest_sha256=document_digest(document))

@@ -78,7 +78,7 @@ def a_life(recorder: Recorder, barrier: Barrier) -> None:
     feed(recorder, barrier, 161.0, Disconnected(3))
     live(recorder, barrier, 162.0, range(6, 9), (1, 2))
     feed(recorder, barrier, 193.0, LearnerDown(), SnapshotRefused(1, 9), Gone(2, 9), LearnerUp())
-    feed(recorder, barrier, 194.0, Announced(1, 20), ManifestHeld(1, 20), Published(20), LearnerUp())
+    feed(recorder, barrier, 194.0, Announced(1, 20), Announced(2, 19), ManifestHeld(1, 20), Published(20), LearnerUp())
     live(recorder, barrier, 195.0, range(20, 23), OTHERS)
 
 
