@@ -484,7 +484,7 @@ def damaged(draw: st.DrawFn, stop: int = len(GOOD)) -> bytes:
     """The good file with some bytes set, swapped out, cut off or added."""
     snapshot = bytearray(GOOD)
     for _ in range(draw(st.integers(1, 4))):
-        place = draw(st.integers(0, stop - 1))
+        place = draw(st.integers(0, min(stop, len(snapshot)) - 1))
         match draw(st.sampled_from(["flip", "set", "copy", "insert", "delete"])):
             case "flip":
                 snapshot[place] ^= 1 << draw(st.integers(0, 7))

@@ -29,6 +29,10 @@ from launch.authority import (
 )
 
 
+#: For new certificate files.
+LOOKS_OFTEN = doctored("import peer.tls, peer.cli; peer.tls._LOOK = 0.3; peer.cli.main()")
+
+
 def give(folder: Path, authority: Authority, federation: str, peer: int, **options: Any) -> None:
     """Put a certificate of this CA in a TLS directory."""
     key = new_key()
@@ -135,7 +139,9 @@ def test_plain_text_and_tls_do_not_mix(mesh: Callable[..., Peers]) -> None:
 def test_renewed_certificates_are_picked_up_without_a_stop(mesh: Callable[..., Peers]) -> None:
     """First everybody trusts a second CA, too; then all have certificates of it; then nobody trusts the first."""
     peers = mesh(2, rounds=9)
-    running = peers.run_to(2)
+    peers.tell("hold", 3)
+    running = [peers.start(i, command=LOOKS_OFTEN) for i in range(2)]
+    peers.go_to(2, running)
     federation, folders = "one", [peers.folder / f"crad-tls/{i}" for i in range(2)]
     old = (folders[0] / "ca.pem").read_bytes()
     new = new_authority(federation)
@@ -162,7 +168,9 @@ def test_renewed_certificates_are_picked_up_without_a_stop(mesh: Callable[..., P
 
 def test_files_that_are_half_written_leave_those_before_in_use(mesh: Callable[..., Peers]) -> None:
     peers = mesh(2, rounds=4)
-    running = peers.run_to(1)
+    peers.tell("hold", 2)
+    running = [peers.start(i, command=LOOKS_OFTEN) for i in range(2)]
+    peers.go_to(1, running)
     path = peers.folder / "crad-tls/0/peer.pem"
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
