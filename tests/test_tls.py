@@ -28,7 +28,6 @@ from launch.authority import (
     write_file,
 )
 
-
 #: For new certificate files.
 LOOKS_OFTEN = doctored("import peer.tls, peer.cli; peer.tls._LOOK = 0.3; peer.cli.main()")
 
