@@ -449,17 +449,18 @@ class Link:
         try:
             with partial.open("ab") as file:
                 while chunk := await self._next(peer_pb2.Chunk, call):
+                    data = chunk.data  # once: every access makes a copy
                     if chunk.offset != offset:
                         raise DamagedFileError(
-                            f"chunk of {len(chunk.data)} bytes at {chunk.offset}, expected one at {offset}"
+                            f"chunk of {len(data)} bytes at {chunk.offset}, expected one at {offset}"
                         )
-                    offset += len(chunk.data)
+                    offset += len(data)
                     if offset > manifest.size:
                         raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
-                    if len(chunk.data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
-                        raise DamagedFileError(f"chunk of {len(chunk.data)} bytes in the middle of the file")
-                    file.write(chunk.data)
-                    self.bytes_received += len(chunk.data)
+                    if len(data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
+                        raise DamagedFileError(f"chunk of {len(data)} bytes in the middle of the file")
+                    file.write(data)
+                    self.bytes_received += len(data)
                     if not has_right_header:
                         file.flush()
                         has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
