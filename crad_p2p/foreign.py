@@ -15,4 +15,5 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def printable(text: str, limit: int = 80) -> str:
     """Text fit for a log or an error: short, and without control characters."""
-    return text[:limit].encode("unicode_escape").decode() + ("…" if len(text) > limit else "")
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit])
+    return safe + ("…" if len(text) > limit else "")

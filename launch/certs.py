@@ -161,6 +161,11 @@ def install(
         )
     if ca is None and not (folder / CA_FILE).exists():
         raise UsageError(f"{folder / CA_FILE}: is not there yet; give the CA's certificate with --ca")
+    if key.name == KEY_FILE and (folder / NEXT_KEY_FILE).exists():
+        raise CertificateError(
+            f"{signed}: is for the key that is in use already, and a renewal waits for its answer; give the file that "
+            f"came back for {folder / NEXT_REQUEST_FILE}"
+        )
     fitting = load_files(ca or folder / CA_FILE, signed, key, *identity)
     with _writing():
         if ca is not None:

@@ -213,8 +213,10 @@ class Barrier:
                 self._take_manifest(peer, number)
             case SnapshotHeld(peer, number, model_round):
                 self._take_snapshot(peer, number, number if model_round is None else model_round)
-            case SnapshotRefused(peer, number) if number == s.published:
+            case SnapshotRefused(peer, number, manifest) if number == s.published:
                 s.refused.add(peer)
+                if manifest:
+                    s.manifests.add(peer)
             case Gone(peer, number) if number == s.published:
                 s.gone.add(peer)
             case LearnerUp():
@@ -406,8 +408,9 @@ class Barrier:
         if j in s.absent:
             return s.since
         allowance = s.times.allowance(j, self.quorum.grace)
-        if allowance is None and j not in s.connected:
-            allowance = s.times.common_allowance(self.quorum.grace)
+        if allowance is None and (common := s.times.common_allowance(self.quorum.grace)) is not None:
+            # One that is there may be slow, and has the start wait to show how slow; who never says is like the rest.
+            return max(s.since + common, s.start_until) if j in s.connected else s.since + common
         return s.since + (self.start_wait if allowance is None else allowance)
 
     def _has_quorum(self) -> bool:

@@ -64,10 +64,14 @@ class SnapshotHeld:
 
 @dataclass(frozen=True)
 class SnapshotRefused:
-    """A peer's snapshot of a round is what its manifest announces, and must not be used."""
+    """A peer's snapshot of a round is what its manifest announces, and must not be used.
+
+    With ``manifest`` that is known of the manifest already, so that neither of the two is waited for.
+    """
 
     peer: int
     round: int
+    manifest: bool = False
 
 
 @dataclass(frozen=True)

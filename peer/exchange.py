@@ -18,14 +18,14 @@ from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
-from peer.hello import describe_data_difference
+from peer.hello import data_as_json, describe_data_difference
 from peer.intake import Intake
 from peer.link import Link, RoundGoneError
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
 from peer.turns import Slots
-from peer.waiting import to_the_end
+from peer.waiting import to_the_end, within
 from peer.witness import Conflict, Witness
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 #: Snapshots fetched at the same time, as long as each is done within so many seconds; more would only share the same
 #: line.
 _PARALLEL_FETCHES, _FAST = 4, 5.0
+#: Seconds after which a peer that does not keep what is needed is asked again, and evidence of a mesh that is ahead.
+_ASK_AGAIN = 5.0
 #: Times that a snapshot of the last round, from which nobody learns, may come damaged.
 _COPY_TRIES = 5
 
@@ -76,12 +78,14 @@ class Exchange:
         self._newest: dict[int, Manifest] = {}
         self._counts: dict[int, tuple[int, ...]] = {}  # n of every class, which a peer never changes
         self._shown: dict[int, tuple[int, bytes]] = {}
+        self._said_gone: set[e.FetchManifest | e.FetchSnapshot] = set()
         self._have_same_data: set[int] = set()
         self._have_other_data: set[int] = set()  # though it was the same before
         self._behind: set[int] = set()
         self._left: set[int] = set()  # they said so
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
         self._intake: Intake
+        self._has_proven_data = False  # that these are the data with which this peer has trained before
         self._intake_known = asyncio.Event()
         self._seen_saved = asyncio.Lock()
         self._seen_unsaved = False
@@ -131,9 +135,10 @@ class Exchange:
         for link in self._links.values():
             await link.close()
 
-    def use(self, intake: Intake, data: peer_pb2.Data) -> None:
+    def use(self, intake: Intake, data: peer_pb2.Data, *, has_proven_data: bool = True) -> None:
         """Now that the learner is there it is known what may come in, and which data are common."""
         self._intake = intake
+        self._has_proven_data = has_proven_data
         if self._may_lose and not self._intake_known.is_set():
             for peer in self._links:
                 self._spawn(self._tell_held(peer))
@@ -173,7 +178,10 @@ class Exchange:
         difference = describe_data_difference(there.data, here.data, peer, self._id)
         if difference is None:
             self._have_same_data.add(peer)
-        elif peer not in self._have_same_data and not self._have_all_agreed():
+            if not self._has_proven_data:
+                self._has_proven_data = True
+                self._store.remember_data(data_as_json(here.data))
+        elif peer not in self._have_same_data and not (self._have_all_agreed() and self._has_proven_data):
             raise PeersDisagreeError(f"peers {self._id} and {peer} have different data: {difference}", peer=peer)
         elif peer not in self._have_other_data:  # it was started with other data; that ends it, and nobody else
             self._have_other_data.add(peer)
@@ -218,6 +226,10 @@ class Exchange:
         under_way = self._fetches.get(what)
         if under_way is not None and not under_way.done():  # asked for again in the next round: it will tell
             return
+        if isinstance(what, e.FetchManifest) and self._is_ahead(what.round):  # an earlier claim of it is out of date
+            for earlier, task in self._fetches.items():
+                if isinstance(earlier, e.FetchManifest) and earlier.peer == what.peer and self._is_ahead(earlier.round):
+                    task.cancel()
         task = self._fetches[what] = self._spawn(self._fetch_or_lose(what))
         task.add_done_callback(lambda done: self._fetches.pop(what) if self._fetches.get(what) is done else None)
 
@@ -246,10 +258,19 @@ class Exchange:
         except (RoundGoneError, DamagedFileError) as error:
             is_copy = what == e.FetchSnapshot(what.peer, self._federation.rounds)
             if not self._may_lose and not is_copy:
-                raise
+                await self._ask_again(what, error)
+                return
             reason = "it does not keep it any more" if isinstance(error, RoundGoneError) else error
             logger.info("going on without round %d of peer %d: %s", what.round, what.peer, reason)
             self._tell(e.Gone(what.peer, what.round))
+
+    async def _ask_again(self, what: e.FetchManifest | e.FetchSnapshot, error: Exception) -> None:
+        """Policy ``all`` cannot do without: wait for the peer to have it again. It may have lost rounds, or lie."""
+        if what not in self._said_gone:
+            self._said_gone.add(what)
+            logger.warning("%s; waiting for it", error)
+        await asyncio.sleep(_ASK_AGAIN)
+        await self._fetch_or_lose(what)
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
         await self._intake_known.wait()
@@ -269,11 +290,45 @@ class Exchange:
         self._examine(manifest)
         if peer not in self._newest or self._newest[peer].round < number:
             self._newest[peer] = manifest
+        if self._is_ahead(number) and not await self._see_majority(peer, number):
+            return
         self._tell(e.ManifestHeld(peer, number))
+
+    def _is_ahead(self, number: int) -> bool:
+        return self._may_lose and number > self._status.state.round + 1
+
+    async def _see_majority(self, peer: int, number: int) -> bool:
+        """Wait until as many peers as a round needs are known to have published the round before this one.
+
+        One that claims to be far ahead must not make this peer skip rounds. Who really is has the manifests of those
+        with whom it went on, signed by each; False if this peer has come as far by itself.
+        """
+        least = self._federation.barrier.quorum(len(self._federation.peers))[0]
+        while self._is_ahead(number):
+            seen = {peer} | {j for j, newest in self._newest.items() if newest.round >= number - 1}
+            for j in self._links:
+                if j not in seen and len(seen) < least and await self._shows(peer, j, number - 1):
+                    seen.add(j)
+            if len(seen) >= least:
+                return True
+            await asyncio.sleep(_ASK_AGAIN)
+        return False
+
+    async def _shows(self, holder: int, owner: int, number: int) -> bool:
+        """Whether a peer has a manifest of another one's round, signed by that one."""
+        asked = self._links[holder].manifest(number, self._intake, owner, counts=self._counts.get(owner))
+        try:
+            await within(_ASK_AGAIN, asked)
+        except (RoundGoneError, SnapshotError, TimeoutError):
+            return False
+        return True
 
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
         path = self._store.received_snapshot_path(peer, number)
-        manifest = self._store.received_manifest(peer, number)
+        manifest = self._held_manifest(peer, number)
+        if manifest is None:  # its round is over, or its files were removed by hand
+            self._tell(e.Gone(peer, number))
+            return
         if await asyncio.to_thread(self._store.is_refused, manifest):  # before an earlier end of this process
             self._tell(e.SnapshotRefused(peer, number))
             return
@@ -303,9 +358,12 @@ class Exchange:
         try:
             await link.snapshot(manifest, path, self._intake, tries=tries)
         except RoundGoneError:
-            now = await link.manifest(manifest.round, self._intake)
+            # Of round 0 nothing else may be left of a peer that lost its disk, the noise on its counts included.
+            counts = None if manifest.round == 0 else self._counts.get(manifest.peer)
+            now = await link.manifest(manifest.round, self._intake, counts=counts)
             if now.sha256 == manifest.sha256:
                 raise
+            self._counts[manifest.peer] = now.statistics.counts
             self._examine(now)
             self._store.save_received_manifest(now)
             await link.snapshot(now, path, self._intake, tries=tries)
@@ -342,8 +400,7 @@ class Exchange:
         self.reasons[peer] = str(error)
         self._store.note_refused(peer, number, str(error))
         self._spawn(self._links[peer].refuse(number, "", str(error)))
-        self._tell(e.SnapshotRefused(peer, number))
-        self._tell(e.ManifestHeld(peer, number))  # there is nothing to wait for
+        self._tell(e.SnapshotRefused(peer, number, manifest=True))
 
     def _watched_manifest(self, peer: int, number: int) -> Manifest | None:
         """The manifest that came with the peer's state, if it is of this round and right."""
@@ -363,10 +420,12 @@ class Exchange:
             if number > last:  # of a round that this peer had before it lost its disk
                 continue
             with suppress(OSError):  # deleted meanwhile, or not to be read; it may never be needed
-                manifest = self._store.received_manifest(peer, number)
-                refused = await asyncio.to_thread(self._store.is_refused, manifest)
-                if not refused and await self._holds_snapshot(
-                    self._store.received_snapshot_path(peer, number), manifest
+                manifest = self._held_manifest(peer, number)
+                refused = manifest is None or await asyncio.to_thread(self._store.is_refused, manifest)
+                if (
+                    manifest is not None
+                    and not refused
+                    and await self._holds_snapshot(self._store.received_snapshot_path(peer, number), manifest)
                 ):
                     await self._remember(manifest)
                     self._tell(e.SnapshotHeld(peer, number, manifest.model_round))

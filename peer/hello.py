@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from typing import Any
 
 from crad_p2p import __version__
 from crad_p2p.federation import Federation, describe_difference
@@ -35,7 +36,8 @@ def describe_disagreement(
         agreed = json.loads(other.agreed)
     except (ValueError, RecursionError):
         agreed = None
-    if not isinstance(agreed, dict):
+    # Flat, as it is made: what is nested could be too deep to be shown.
+    if not isinstance(agreed, dict) or any(isinstance(value, (dict, list)) for value in agreed.values()):
         return f"{there} does not say what it runs"
     difference = describe_difference(agreed, federation.agreed(), f"the file of {there}", f"the file of {here}")
     return printable(difference, 400) if difference else None
@@ -59,6 +61,15 @@ def describe_data_difference(other: peer_pb2.Data, own: peer_pb2.Data, peer: int
             f"{own.partition_digest[:12]}… on peer {own_id}; give both the same data set and version of NumPy"
         )
     return None
+
+
+def data_as_json(data: peer_pb2.Data) -> dict[str, Any]:
+    """The same as it is remembered on disk."""
+    return {
+        "class_names": list(data.class_names),
+        "image_shape": list(data.image_shape),
+        "partition_digest": data.partition_digest,
+    }
 
 
 def _quoted(name: str) -> str:

@@ -185,6 +185,8 @@ class Intake:
     ) -> None:
         self._federation = federation
         self._digest = federation.digest()
+        barrier = federation.barrier
+        self._staleness = barrier.quorum(len(federation.peers))[1] if barrier.policy == "quorum" else 0
         self._layouts = layouts
         self._classes = classes
         self._authorities = authorities
@@ -225,9 +227,15 @@ class Intake:
                 kind = SnapshotError if name == "arch" else DamagedFileError
                 raise kind(f"manifest says {name} {getattr(manifest, name)}, expected {value}")
         self._check_statistics(manifest.statistics, counts)
-        named = {each.peer for each in manifest.consumed} | {*manifest.missing, *manifest.quarantined}
+        teachers = [each.peer for each in manifest.consumed] + [*manifest.missing, *manifest.quarantined]
+        named = {*teachers}
+        if len(named) != len(teachers):
+            raise SnapshotError("manifest names a peer twice as teacher")
         if strangers := sorted(named - {*self._federation.ids} | named & {peer}):
             raise SnapshotError(f"manifest names {strangers} as teachers, expected other peers of the federation")
+        oldest = number - 1 - self._staleness
+        if early := [each.round for each in manifest.consumed if each.round < oldest]:
+            raise SnapshotError(f"manifest names teachers of round {min(early)}, expected none before {oldest}")
         if late := [each.round for each in manifest.consumed if each.round >= number]:
             raise SnapshotError(f"manifest names teachers of round {max(late)}, expected rounds before {number}")
         least, most = file_bounds(self._layouts[arch])
@@ -244,7 +252,7 @@ class Intake:
         found = len(statistics.counts)
         if found != self._classes:
             raise SnapshotError(f"manifest has statistics of {found} classes, expected {self._classes}")
-        if counts is not None and statistics.counts != counts:
+        if counts is not None and len(counts) == found and statistics.counts != counts:
             c = next(c for c in range(found) if statistics.counts[c] != counts[c])
             raise SnapshotError(
                 f"manifest counts {statistics.counts[c]} validation samples of class {c}, and an earlier one "

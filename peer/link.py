@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from crad_p2p.errors import IncompleteError, PeersDisagreeError
+from crad_p2p.errors import CradError, IncompleteError, PeersDisagreeError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import Manifest
@@ -149,10 +149,16 @@ class Link:
                 reason = str(error)
                 if error.is_of_tls:
                     reason = await self._look_closer() or reason
+            except (CradError, OSError):
+                raise
+            except Exception:  # whatever its words have set off here must not end this peer
+                logger.exception("peer %d at %s: what it says cannot be dealt with", self.peer, self._address)
+                reason = "what it says cannot be dealt with"
             if is_up is not False:  # not once for every attempt that fails
                 is_up = False
                 self._on_connection(self.peer, False)
-            attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again")
+            level = logging.WARNING if reason == self._stranger else logging.INFO  # that does not heal by itself
+            attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again", level=level)
 
     async def hello(self) -> peer_pb2.HelloReply:
         """The answer to the greeting, asked for until it comes.

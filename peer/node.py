@@ -34,6 +34,7 @@ from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
 from peer.exchange import Exchange
 from peer.findings import Level
+from peer.hello import data_as_json
 from peer.host import Host
 from peer.intake import Intake, document_digest
 from peer.learner_process import LearnerProcess, how_it_ended
@@ -488,11 +489,9 @@ class Node:
 
     def _learner_ready(self, message: Message) -> e.Event | None:
         names, shape = message["class_names"], message["image_shape"]
-        self._store.require_same_data(
-            {"class_names": names, "image_shape": shape, "partition_digest": message["partition_digest"]}
-        )
         data = peer_pb2.Data(class_names=names, image_shape=shape, partition_digest=message["partition_digest"])
-        self._exchange.use(self._intake_of(message), data)
+        same = self._store.require_same_data(data_as_json(data))
+        self._exchange.use(self._intake_of(message), data, has_proven_data=same)
         self._look_for_room(message)
         self._train_samples = message["train_samples"]
         logger.info("learner on %s with %d training images", message["device"], self._train_samples)

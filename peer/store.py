@@ -48,6 +48,8 @@ from peer.witness import Conflict, Sighting
 
 logger = logging.getLogger(__name__)
 
+#: Pieces of evidence that are kept: a peer that lies in every manifest must not fill the disk.
+_MOST_CONFLICTS = 200
 MANIFEST = "manifest.json"
 RECORD = "record.json"
 _OWNER = "federation.json"
@@ -136,34 +138,53 @@ class Store:
                 f"otherwise choose another --state-dir"
             ) from None
         expected = {"peer id": peer_id, **federation.agreed()}
-        if difference := describe_difference(found, expected, "the state directory", "the federation file"):
+        difference = describe_difference(found, expected, "the state directory", "the federation file")
+        if difference and not self.kept_rounds():  # of a start that came to nothing, with another file perhaps
+            return False
+        if difference:
             raise ConfigurationError(
                 f"state directory {self.root} belongs to another run: {difference}; continue with the same "
                 f"settings, or choose another --state-dir"
             )
         return True
 
-    def require_same_data(self, data: Mapping[str, Any]) -> None:
-        """See that the data are those with which this peer began; remember them at its first start.
+    def remember_data(self, data: Mapping[str, Any]) -> None:
+        """Keep the data for :meth:`require_same_data`."""
+        write_whole(self.root / "data.json", json.dumps(data) + "\n")
+
+    def require_same_data(self, data: Mapping[str, Any]) -> bool:
+        """See that the data are those with which this peer began; remember them before its first round.
 
         Args:
             data: class names, image shape and digest of the partition.
 
+        Returns:
+            False if it is not known with what this peer began: its disk was lost.
+
         Raises:
             DataError: they are not.
+            ConfigurationError: what was remembered is damaged.
         """
         path = self.root / "data.json"
+        if self.last_round() < 0:  # round 0 has counts, which must not change any more
+            self.remember_data(data)
         try:
             before = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
-            before = None
-        if before is None or self.last_round() < 1:  # nobody has learned from them yet
-            write_whole(path, json.dumps(data) + "\n")
-        elif difference := describe_difference(before, dict(data), "the rounds before this start", "the data set now"):
+            if not isinstance(before, dict):
+                raise ValueError
+        except FileNotFoundError:
+            return False
+        except ValueError:
+            raise ConfigurationError(
+                f"{path} is damaged; if the data set is that with which the rounds beside it were trained, remove it "
+                f"and start again"
+            ) from None
+        if difference := describe_difference(before, dict(data), "the rounds before this start", "the data set now"):
             raise DataError(
                 f"the data are not those with which this peer trained its rounds in {self.root}: {difference}; put the "
                 f"data set back, or begin a new run"
             )
+        return True
 
     # --- own rounds ------------------------------------------------------------------------------------------------
 
@@ -512,7 +533,7 @@ class Store:
         folder = self.root / "conflicts"
         folder.mkdir(exist_ok=True)
         path = folder / f"peer-{conflict.peer}-round-{conflict.round}.json"
-        if not path.exists():
+        if not path.exists() and len(self.conflicts()) < _MOST_CONFLICTS:
             write_whole(path, json.dumps({**asdict(conflict), "manifests": documents}, indent=1) + "\n")
         return path
 

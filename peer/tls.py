@@ -108,12 +108,13 @@ class Tls:
             raise CallerError(f"TLS 1.3 is needed, and it came by {version or 'no TLS'}")
         pem = b"".join(auth.get("x509_pem_cert", ()))
         now = datetime.now(UTC)
-        known = self._callers.get(pem)
+        callers = self._callers  # a later one, should the files change meanwhile
+        known = callers.get(pem)
         if known is None or now >= known.until:
             known = self._identify(pem, now)
-            if len(self._callers) >= _MOST_CALLERS:
-                self._callers.clear()
-            self._callers[pem] = known
+            if len(callers) >= _MOST_CALLERS:
+                callers.clear()
+            callers[pem] = known
         return known
 
     def _identify(self, pem: bytes, now: datetime) -> Caller:
@@ -149,7 +150,7 @@ class Tls:
             fresh.ca_pem,
         ):
             return False
-        self._callers.clear()
+        self._callers = {}
         logger.info(
             "new certificate files are in use; the certificate is valid until %s",
             f"{fresh.not_after:%Y-%m-%d %H:%M} UTC",

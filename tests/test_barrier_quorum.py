@@ -267,7 +267,15 @@ def test_what_lies_on_the_disk_says_nothing_of_how_long_a_round_takes() -> None:
     barrier = make(published=5)
     feed(barrier, *(event for peer in OTHERS for event in (ManifestHeld(peer, 5), SnapshotHeld(peer, 5))))
     feed(barrier, Connected(1), Connected(2), LearnerUp(), Tick(3.0), Published(6, 3.0))
-    assert barrier.wake_at == 3.0 + START
+    assert barrier.wake_at == START
+
+
+def test_who_never_says_how_fast_it_is_has_the_start_wait_once() -> None:
+    barrier = running(3, *arrival(1, 3))
+    barrier.state.times.said.pop(2, None)
+    assert barrier._deadline(2) == START
+    feed(barrier, Tick(START + 1.0))
+    assert barrier.wake_at is None  # its time is over: round 4 has been opened
 
 
 @pytest.mark.parametrize("lie", [1e9, math.inf])

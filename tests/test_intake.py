@@ -289,8 +289,13 @@ TEACHER = {"peer": 0, "round": 3, "sha256": "cd" * 32}
         ({"quarantined": [1]}, "manifest names [1] as teachers, expected other peers of the federation"),
         ({"consumed": [{**TEACHER, "round": 4}]}, "manifest names teachers of round 4, expected rounds before 4"),
         (
-            {"consumed": [TEACHER, {**TEACHER, "round": 9}]},
+            {"consumed": [{**TEACHER, "round": 9}]},
             "manifest names teachers of round 9, expected rounds",
+        ),
+        ({"consumed": [TEACHER, {**TEACHER, "sha256": "00" * 32}]}, "manifest names a peer twice as teacher"),
+        (
+            {"consumed": [{**TEACHER, "round": 2}]},
+            "manifest names teachers of round 2, expected none before 3",
         ),
     ],
 )

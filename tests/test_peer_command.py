@@ -164,6 +164,7 @@ def test_the_state_directory_of_another_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     store.open(load_federation(federation_file(tmp_path, seed=1)), 0)
     store.close()
+    (tmp_path / "state/rounds/000000").mkdir()  # without any round it would belong to nobody
     path = federation_file(tmp_path, seed=2)
     ended = crad_peer(tmp_path, "--id", "0", "--peers", str(path), "--state-dir", "state")
     sentence = "state directory state belongs to another run: seed is 1 in the state directory and 2 in the federation"
