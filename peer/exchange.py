@@ -125,6 +125,10 @@ class Exchange:
                 self._tell(e.Announced(peer, newest.round))
         return [self._spawn(link.watch()) for link in self._links.values()]
 
+    def troubles(self) -> list[str]:
+        """What is known of peers that cannot be reached, a part sentence each."""
+        return [f"peer {peer}: {link.trouble}" for peer, link in self._links.items() if link.trouble]
+
     def renew(self) -> None:
         """This peer has a new certificate: connect anew with it."""
         for link in self._links.values():
@@ -274,17 +278,9 @@ class Exchange:
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
         await self._intake_known.wait()
-        manifest = self._held_manifest(peer, number)
+        manifest = await self._held_or_fetched(peer, number)
         if manifest is None:
-            manifest = self._watched_manifest(peer, number)
-            try:
-                if manifest is None:
-                    manifest = await self._links[peer].manifest(number, self._intake, counts=self._counts.get(peer))
-            except SnapshotError as error:
-                self._refuse_manifest(peer, number, error)
-                return
-            self._counts[peer] = manifest.statistics.counts
-            self._store.save_received_manifest(manifest)
+            return
         if number == self._federation.rounds:  # when its owner has left it cannot be fetched again
             await asyncio.to_thread(self._store.make_received_durable, peer, number)
         self._examine(manifest)
@@ -293,6 +289,21 @@ class Exchange:
         if self._is_ahead(number) and not await self._see_majority(peer, number):
             return
         self._tell(e.ManifestHeld(peer, number))
+
+    async def _held_or_fetched(self, peer: int, number: int) -> Manifest | None:
+        """The manifest of a peer's round, which is here then; None if it must not be used, which is told."""
+        manifest = self._held_manifest(peer, number)
+        if manifest is None:
+            manifest = self._watched_manifest(peer, number)
+            try:
+                if manifest is None:
+                    manifest = await self._links[peer].manifest(number, self._intake, counts=self._counts.get(peer))
+            except SnapshotError as error:
+                self._refuse_manifest(peer, number, error)
+                return None
+            self._counts[peer] = manifest.statistics.counts
+            self._store.save_received_manifest(manifest)
+        return manifest
 
     def _is_ahead(self, number: int) -> bool:
         return self._may_lose and number > self._status.state.round + 1
@@ -325,9 +336,8 @@ class Exchange:
 
     async def _fetch_snapshot(self, peer: int, number: int) -> None:
         path = self._store.received_snapshot_path(peer, number)
-        manifest = self._held_manifest(peer, number)
-        if manifest is None:  # its round is over, or its files were removed by hand
-            self._tell(e.Gone(peer, number))
+        manifest = await self._held_or_fetched(peer, number)
+        if manifest is None:
             return
         if await asyncio.to_thread(self._store.is_refused, manifest):  # before an earlier end of this process
             self._tell(e.SnapshotRefused(peer, number))

@@ -55,7 +55,7 @@ _CONNECTION_IS_FINE = (
 
 
 #: In gRPC's words for a connection that came about, and was given up in the handshake.
-_TLS_FAILED = ("Verification Check failed", "CERTIFICATE_VERIFY_FAILED", "SSL", "Handshake", "Socket closed")
+_TLS_FAILED = ("Verification Check failed", "CERTIFICATE_VERIFY_FAILED", "SSL", "Socket closed")
 #: Seconds between two looks at who answers in place of the peer.
 _LOOK = 10.0
 #: Times that a peer is told that its snapshot is not used.
@@ -116,6 +116,11 @@ class Link:
         self._is_renewed = False  # this peer's certificate, since the connection was made
         self._line = self._dial()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no connection comes about, if that is more than that nobody answers."""
+        return self._stranger
+
     def renew(self) -> None:
         """Connect anew, with the certificate that this peer has now; what is under way goes on."""
         self._is_renewed = True
@@ -140,6 +145,7 @@ class Link:
                 is_up = True
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
+                self._stranger = None
                 async with self._call() as stub:
                     if await self._follow(stub):
                         self._on_connection(self.peer, False)
@@ -447,7 +453,8 @@ class Link:
             SnapshotError: the header is not that of the architecture, and its owner has found the file whole.
         """
         offset = _size(partial)
-        has_right_header = False
+        # Without TLS a header may be damaged on the way again and again, and the digest tells that only at the end.
+        has_right_header = self._tls is None
         request = peer_pb2.GetSnapshotRequest(
             peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset, recheck=recheck
         )

@@ -47,7 +47,7 @@ from peer.reservations import reservations
 from peer.room import check_room
 from peer.server import PeerServicer, Server
 from peer.signals import Signals
-from peer.signatures import check_signature, sign_manifest
+from peer.signatures import is_signed_with, sign_manifest
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
@@ -341,6 +341,7 @@ class Node:
                     f"{self._waits.start:g} s of the start; see whether {name_peers(missing)} "
                     f"{'runs' if len(missing) == 1 else 'run'} at the address in the file, and "
                     f"start the same command again (--start-wait gives them longer)"
+                    + "".join(f"; {trouble}" for trouble in self._exchange.troubles())
                 )
             case e.Finish():
                 best = self._best.round if self._best.round is not None else self._barrier.published
@@ -532,15 +533,13 @@ class Node:
         self._exchange.renew()
 
     def _sign_again(self) -> None:
-        """Sign the kept rounds anew whose signature others would not accept any more, since its CA has been dropped."""
+        """Sign the kept rounds with the certificate of now: the CA of the one before may be dropped any time."""
         if self._tls is None:
             return
         for number in self._store.kept_rounds():
             manifest = self._store.manifest(number)
-            try:
-                check_signature(manifest, self._federation.federation, self._tls.authorities)
-            except ValueError as error:
-                logger.info("round %d is signed again: %s", number, error)
+            if not is_signed_with(manifest, self._tls.credentials):
+                logger.info("round %d is signed again, with the certificate of now", number)
                 self._store.replace_manifest(self._signed(manifest))
 
     async def _commit(self, message: Message) -> e.Published:

@@ -29,6 +29,12 @@ def sign_manifest(manifest: Manifest, credentials: Credentials) -> Manifest:
     return manifest.model_copy(update={"signature": signature})
 
 
+def is_signed_with(manifest: Manifest, credentials: Credentials) -> bool:
+    """Whether a manifest carries this very certificate."""
+    certificate = b64encode(credentials.certificate.public_bytes(Encoding.DER)).decode()
+    return manifest.signature is not None and manifest.signature.certificate == certificate
+
+
 def check_signature(manifest: Manifest, federation: str, authorities: Authorities) -> None:
     """See that a manifest was signed by the peer that it names.
 

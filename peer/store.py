@@ -470,7 +470,7 @@ class Store:
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
             goal.unlink(missing_ok=True)
-            source = refused if refused.exists() else received
+            source = received if received.exists() else refused
             try:
                 os.link(source, goal)
             except OSError:  # not every file system has hard links

@@ -14,7 +14,7 @@ from peer.certificates import CERTIFICATE_FILE, KEY_FILE, certificate_from_der, 
 from peer.tls import Tls
 
 #: Seconds for one look.
-_PATIENCE = 3.0
+_PATIENCE = 1.5
 
 
 async def describe_stranger(address: str, peer: int, tls: Tls) -> str | None:

@@ -159,15 +159,21 @@ class Tls:
 
     async def watch(self, on_change: Callable[[], None]) -> NoReturn:
         """Look at the files from time to time; warn when they are about to expire."""
-        since_warning = _WARN
+        since_warning, ended = _WARN, False
         while True:
+            if not ended and datetime.now(UTC) >= self.credentials.not_after:
+                ended = True
+                logger.error(
+                    "the certificate of this peer has expired, and no other peer accepts it any more: get a new one "
+                    "with 'crad-mesh certs renew'; it is taken up without a restart"
+                )
             if since_warning >= _WARN and (warning := expiry_warning(self.credentials)):
                 since_warning = 0.0
                 logger.warning("%s", warning)
             await asyncio.sleep(_LOOK)
             since_warning += _LOOK
             if await asyncio.to_thread(self.reload):
-                since_warning = _WARN
+                since_warning, ended = _WARN, False
                 on_change()
 
     def _stamp(self) -> tuple[object, ...]:

@@ -220,6 +220,7 @@ def test_the_state_directory_of_another_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "state-0")
     store.open(load_federation(file).model_copy(update={"rounds": 7}), 0)
     store.close()
+    (tmp_path / "state-0/rounds/000000").mkdir()  # without any round it would belong to nobody
     findings = found(file)
     assert failures(findings) == [("state", ExitCode.CONFIGURATION)]
     assert "rounds is 7 in the state directory and 2 in the federation file" in findings["state"].text

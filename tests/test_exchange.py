@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from wire import INTAKE, ME, PEER, SNAPSHOT, WAITS, Remote, federation, in_loop, manifest_of, serving, until
 
+from crad_p2p.manifest import ClassStatistics
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.exchange import Exchange
@@ -220,3 +221,15 @@ async def test_a_round_that_its_owner_lost_and_trained_again_is_taken_as_it_is_n
             manifest_of(0).sha256,
             "0" * 64,
         ]
+
+
+@in_loop
+async def test_counts_must_stay_the_same_also_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, rounds=2) as remote, exchanging(remote, tmp_path) as here:
+        other = ClassStatistics(counts=(5, 5), hits=(0, 1), predicted=(5, 5))
+        here.store.save_received_manifest(manifest_of(0).model_copy(update={"statistics": other}))
+        here.exchange.watch()
+        here.exchange.fetch(e.FetchManifest(PEER, 1))
+        await until(lambda: e.SnapshotRefused(PEER, 1, manifest=True) in here.events)
+        assert "manifest counts 1 validation samples of class 0, and an earlier one 5" in here.exchange.reasons[PEER]
+        assert not here.store.received_manifest_path(PEER, 1).exists()

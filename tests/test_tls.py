@@ -24,9 +24,11 @@ from launch.authority import (
     new_authority,
     new_key,
     sign_request,
+    throwaway,
     to_pem,
     write_file,
 )
+from peer.tls import CallerError, Tls
 
 #: For new certificate files.
 LOOKS_OFTEN = doctored("import peer.tls, peer.cli; peer.tls._LOOK = 0.3; peer.cli.main()")
@@ -274,3 +276,68 @@ def test_one_that_comes_back_with_other_data_ends_alone(mesh: Callable[..., Peer
     peers.tell("hold", None)
     for each in (*running[:2], again):
         assert each.ended() == 0, each.output
+
+
+def test_an_open_connection_ends_with_what_made_it_right(mesh: Callable[..., Peers]) -> None:
+    """One peer drops the CA by which the other's certificate was issued."""
+    peers = mesh(2, rounds=6)
+    peers.tell("hold", 3)
+    running = [peers.start(i, command=LOOKS_OFTEN) for i in range(2)]
+    peers.go_to(2, running)
+    zero, one = (peers.folder / f"crad-tls/{i}" for i in range(2))
+    new = new_authority("one")
+    write_file(one / "ca.pem", (one / "ca.pem").read_bytes() + to_pem(new.certificate))
+    running[1].says("new certificate files are in use")
+    give(zero, new, "one", 0)
+    running[0].says("new certificate files are in use")
+    running[1].says(r"peer 0 at .*: it ended the stream")
+    running[0].says(r"peer 1 at .*: the certificate there is not issued by a CA that is trusted here")
+    give(one, new, "one", 1)
+    peers.tell("hold", None)
+    for each in running:
+        assert each.ended() == 0, each.output
+
+
+def test_a_certificate_that_ends_while_its_peer_runs(mesh: Callable[..., Peers]) -> None:
+    """The others let it go, and its own log says why; with a new one it goes on."""
+    peers = mesh(2, rounds=6)
+    authority = new_authority("one")
+    zero, one = (peers.folder / f"crad-tls/{i}" for i in range(2))
+    give(zero, authority, "one", 0)
+    give(one, authority, "one", 1, days=1, now=datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=11))
+    peers.tell("hold", 3)
+    running = [peers.start(i, command=LOOKS_OFTEN) for i in range(2)]
+    peers.go_to(2, running)
+    running[1].says("ERROR   the certificate of this peer has expired")
+    running[0].says(r"peer 1 at .*: (its certificate has expired|the certificate there expired on)")
+    give(one, authority, "one", 1)
+    peers.tell("hold", None)
+    for each in running:
+        assert each.ended() == 0, each.output
+
+
+def test_who_comes_by_an_older_tls_is_no_caller(tmp_path: Path) -> None:
+    throwaway(tmp_path, "one", [0, 1])
+    tls = Tls(tmp_path / "0", "one", 0)
+    pem = (tmp_path / "1/peer.pem").read_bytes()
+    assert tls.caller({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [pem]}).peer == 1
+    for version in ([b"TLSv1.2"], [], [b""]):
+        with pytest.raises(CallerError, match=r"TLS 1\.3 is needed"):
+            tls.caller({"ssl_tls_version": version, "x509_pem_cert": [pem]})
+
+
+def test_a_new_ca_at_once_and_the_run_goes_on(mesh: Callable[..., Peers]) -> None:
+    """A key was stolen: all stop, and start with certificates of a CA that nobody has trusted before."""
+    peers = mesh(3, rounds=5)
+    running = peers.run_to(2)
+    for each in running:
+        assert each.stop() < 5
+    new = new_authority("one")
+    for i in range(3):
+        give(peers.folder / f"crad-tls/{i}", new, "one", i)
+    again = peers.start_all()
+    peers.tell("hold", None)
+    for each in again:
+        assert each.ended() == 0, each.output
+        assert "is signed again, with the certificate of now" in each.output
+        assert [record.quarantined_teachers for record in each.history()] == [()] * 5
