@@ -113,7 +113,7 @@ def up(
 
     Example: crad-mesh up --dataset cifar10 --data-dir data --samples 4000 --rounds 30 --pool resnet18@0.25,cnn6@0.25
     """
-    console = Console()
+    console = Console(emoji=False)
     quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
@@ -167,7 +167,7 @@ def simulate(
     from crad_p2p.device import resolve_device
     from crad_p2p.simulation import simulate as run
 
-    console = Console()
+    console = Console(emoji=False)
     quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
@@ -255,7 +255,7 @@ def check(
         insecure=insecure,
     )
     with interruptible("check again when you like; nothing was changed"):
-        code = run_check(Console(), federation, host, wait)
+        code = run_check(Console(emoji=False), federation, host, wait)
     if code:
         raise typer.Exit(code)
 
@@ -276,7 +276,7 @@ def chaos(
 
     Example: crad-mesh chaos --count 5 --seed 7 --out chaos-7
     """
-    console = Console()
+    console = Console(emoji=False)
     out = out.resolve()
     _make_directory(out)
     if any(out.iterdir()):
@@ -311,7 +311,7 @@ def replay_events(
     """
     from launch.postmortem import show
 
-    show(Console(), path, last)
+    show(Console(emoji=False), path, last)
 
 
 @app.command("audit")
@@ -334,7 +334,7 @@ def audit_lineage(
     """
     from launch.audit import show
 
-    show(Console(), directory, ca, model)
+    show(Console(emoji=False), directory, ca, model)
 
 
 def main() -> None:

@@ -378,3 +378,9 @@ finally:
         f"crad-mesh: {state}: 1 finding; see above, and ask the sites concerned, or restore the files from a copy\n"
     )
     assert ROUNDS == 6
+
+
+def test_no_console_makes_pictures_of_fingerprints() -> None:
+    """Rich would print ``41:CD:A0`` with a disc in its middle."""
+    for path in (Path(__file__).parents[1] / "launch").rglob("*.py"):
+        assert "Console()" not in path.read_text(encoding="utf-8"), path
