@@ -18,6 +18,9 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after a call that could not be taken.
+_PAUSE = 0.01
+
 
 def make_server(
     options: Sequence[tuple[str, Any]],
@@ -61,8 +64,9 @@ def _core(options: Sequence[tuple[str, Any]], on_unknown: Callable[[], None]) ->
             while self.is_running():
                 try:
                     await self._request_call()  # what is not kept is ended by core
-                except Exception:  # one call failed in core, or the server stops
-                    await asyncio.sleep(0)
+                except Exception as error:  # one call failed in core, or the server stops
+                    logger.debug("a call by an unknown name could not be dropped: %s", error)
+                    await asyncio.sleep(_PAUSE)  # should it fail again and again, not in a tight loop
                 else:
                     on_unknown()
 

@@ -78,7 +78,6 @@ class Exchange:
         self._newest: dict[int, Manifest] = {}
         self._counts: dict[int, tuple[int, ...]] = {}  # n of every class, which a peer never changes
         self._shown: dict[int, tuple[int, bytes]] = {}
-        self._said_gone: set[e.FetchManifest | e.FetchSnapshot] = set()
         self._have_same_data: set[int] = set()
         self._have_other_data: set[int] = set()  # though it was the same before
         self._behind: set[int] = set()
@@ -254,27 +253,26 @@ class Exchange:
         self._witness.forget_before(number - 1)
 
     async def _fetch_or_lose(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
-        try:
-            if isinstance(what, e.FetchManifest):
-                await self._fetch_manifest(what.peer, what.round)
-            else:
-                await self._fetch_snapshot(what.peer, what.round)
-        except (RoundGoneError, DamagedFileError) as error:
-            is_copy = what == e.FetchSnapshot(what.peer, self._federation.rounds)
-            if not self._may_lose and not is_copy:
-                await self._ask_again(what, error)
+        """Fetch; what its owner does not keep is given up where that can be, and else waited for."""
+        is_copy = what == e.FetchSnapshot(what.peer, self._federation.rounds)
+        is_said = False
+        while True:
+            try:
+                if isinstance(what, e.FetchManifest):
+                    await self._fetch_manifest(what.peer, what.round)
+                else:
+                    await self._fetch_snapshot(what.peer, what.round)
                 return
-            reason = "it does not keep it any more" if isinstance(error, RoundGoneError) else error
-            logger.info("going on without round %d of peer %d: %s", what.round, what.peer, reason)
-            self._tell(e.Gone(what.peer, what.round))
-
-    async def _ask_again(self, what: e.FetchManifest | e.FetchSnapshot, error: Exception) -> None:
-        """Policy ``all`` cannot do without: wait for the peer to have it again. It may have lost rounds, or lie."""
-        if what not in self._said_gone:
-            self._said_gone.add(what)
-            logger.warning("%s; waiting for it", error)
-        await asyncio.sleep(_ASK_AGAIN)
-        await self._fetch_or_lose(what)
+            except (RoundGoneError, DamagedFileError) as error:
+                if self._may_lose or is_copy:
+                    reason = "it does not keep it any more" if isinstance(error, RoundGoneError) else error
+                    logger.info("going on without round %d of peer %d: %s", what.round, what.peer, reason)
+                    self._tell(e.Gone(what.peer, what.round))
+                    return
+                if not is_said:  # its owner may have lost rounds, or lie; that is no reason to end here
+                    is_said = True
+                    logger.warning("%s; waiting for it", error)
+            await asyncio.sleep(_ASK_AGAIN)
 
     async def _fetch_manifest(self, peer: int, number: int) -> None:
         await self._intake_known.wait()

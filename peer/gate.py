@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -139,8 +140,7 @@ class Gate(grpc.GenericRpcHandler):
         self._calling = 0
         if tls is not None:
             # gRPC says nothing of handshakes that fail.
-            silent = lambda: max(0, tls.connections - self._calling)  # noqa: E731
-            refusals.measure("a caller", "connected and made no call", silent)
+            refusals.measure("a caller", "connected and made no call", partial(self._silent, tls))
         # Requests stay raw bytes until the caller is known.
         self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.stream_stream_rpc_method_handler(handle, response_serializer=_raw)
@@ -149,6 +149,10 @@ class Gate(grpc.GenericRpcHandler):
                 *((name, self._streaming(name, kind)) for name, kind in _STREAMING.items()),
             )
         }
+
+    def _silent(self, tls: Tls) -> int:
+        """Connections on which no call was made, those whose handshake failed included."""
+        return max(0, tls.connections - self._calling)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Called by gRPC for a call of any name."""
