@@ -34,6 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import numpy as np
 import torch
 
 from crad_p2p.architectures import layout_of
@@ -92,6 +93,10 @@ class Learner:
             class_names=list(dataset.class_names),
             image_shape=list(dataset.train.images.shape[1:]),
             partition_digest=partition_digest(dataset.train.labels, splits),
+            validation_counts={  # the data are common, so every peer knows what the others count
+                peer: np.bincount(dataset.train.labels[split.validation], minlength=classes).tolist()
+                for peer, split in splits.items()
+            },
             device=str(device),
             layouts=layouts,
             # Of a device with memory of its own; else null.

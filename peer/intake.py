@@ -38,6 +38,8 @@ NONCE_BYTES = 32
 
 _MAX_AGREED, _MAX_TEXT, _MAX_CERTIFICATE, _MAX_CLASSES = 1 << 17, 2_000, 1 << 13, 10_000
 _MAX_NUMBER = 2**31
+#: Laplace noise of scale 1/ε on a count is beyond this many times 1/ε with a probability of e**-50.
+_NOISE = 50
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PHASES = ("start", "recover", "wait", "teachers", "train", "validate", "evaluate", "linger", "done")
 
@@ -174,6 +176,7 @@ class Intake:
         layouts: of every architecture of the federation, as the learner reports them.
         classes: length of the class statistics.
         authorities: gives those who issue the certificates that sign manifests; None without TLS, where none is signed.
+        samples: validation samples of every class, by peer; None if each has data that only it knows.
     """
 
     def __init__(
@@ -182,6 +185,8 @@ class Intake:
         layouts: Mapping[str, Layout],
         classes: int,
         authorities: Callable[[], Authorities] | None = None,
+        *,
+        samples: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self._federation = federation
         self._digest = federation.digest()
@@ -190,6 +195,9 @@ class Intake:
         self._layouts = layouts
         self._classes = classes
         self._authorities = authorities
+        self._samples = samples
+        epsilon = federation.privacy.count_epsilon
+        self._noise = 0 if epsilon is None else math.ceil(_NOISE / epsilon)
 
     def manifest(
         self,
@@ -226,7 +234,7 @@ class Intake:
                 # Another document than was asked for says nothing of that one.
                 kind = SnapshotError if name == "arch" else DamagedFileError
                 raise kind(f"manifest says {name} {getattr(manifest, name)}, expected {value}")
-        self._check_statistics(manifest.statistics, counts)
+        self._check_statistics(peer, manifest.statistics, counts)
         teachers = [each.peer for each in manifest.consumed] + [*manifest.missing, *manifest.quarantined]
         named = {*teachers}
         if len(named) != len(teachers):
@@ -248,7 +256,7 @@ class Intake:
                 raise SnapshotError(str(error)) from None
         return manifest
 
-    def _check_statistics(self, statistics: ClassStatistics, counts: tuple[int, ...] | None) -> None:
+    def _check_statistics(self, peer: int, statistics: ClassStatistics, counts: tuple[int, ...] | None) -> None:
         found = len(statistics.counts)
         if found != self._classes:
             raise SnapshotError(f"manifest has statistics of {found} classes, expected {self._classes}")
@@ -258,6 +266,14 @@ class Intake:
                 f"manifest counts {statistics.counts[c]} validation samples of class {c}, and an earlier one "
                 f"{counts[c]}; they must stay the same over the run"
             )
+        if self._samples is not None:  # else nothing is known of how much weight a peer may claim
+            for c, (said, known) in enumerate(zip(statistics.counts, self._samples[peer], strict=True)):
+                if abs(said - known) > self._noise:
+                    within = f", with noise of at most {self._noise}" if self._noise else ""
+                    raise SnapshotError(
+                        f"manifest counts {said} validation samples of class {c}, and the common partition gives this "
+                        f"peer {known}{within}"
+                    )
 
     def start_of_snapshot(self, path: Path, manifest: Manifest) -> bool:
         """Check the header of a file that is still on its way; whether it has come.

@@ -521,7 +521,9 @@ class Node:
         layouts = {arch: layout_from_json(layout) for arch, layout in ready["layouts"].items()}
         tls = self._tls
         authorities = None if tls is None else lambda: tls.authorities
-        return Intake(self._federation, layouts, len(ready["class_names"]), authorities)
+        known = ready["validation_counts"]  # null where each peer has data of its own
+        samples = None if known is None else {int(peer): tuple(counts) for peer, counts in known.items()}
+        return Intake(self._federation, layouts, len(ready["class_names"]), authorities, samples=samples)
 
     def _signed(self, manifest: Manifest) -> Manifest:
         return manifest if self._tls is None else sign_manifest(manifest, self._tls.credentials)

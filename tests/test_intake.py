@@ -311,6 +311,32 @@ def test_statistics_of_another_number_of_classes_are_refused(classes: int) -> No
     assert found == f"manifest has statistics of {classes} classes, expected 3"
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "known", "expected"),
+    [
+        (None, (3, 0, 5), None),
+        (None, (3, 1, 5), "0 validation samples of class 1, and the common partition gives this peer 1"),
+        (0.5, (103, 0, 105), None),
+        (0.5, (3, 0, 106), "5 validation samples of class 2, and the common partition gives this peer 106, with noise "
+                           "of at most 100"),
+    ],
+)  # fmt: skip
+def test_nobody_gains_weight_with_samples_that_he_does_not_have(
+    epsilon: float | None, known: tuple[int, ...], expected: str | None
+) -> None:
+    """The weight of a teacher grows with its counts; where the data are common, all know them."""
+    tree = {**FEDERATION.model_dump(mode="json"), "privacy": {"count_epsilon": epsilon}}
+    federation = build_federation(tree, "test")
+    tested = Intake(federation, LAYOUTS, CLASSES, samples={1: known})
+    document = json.dumps(manifest_document(run=federation.digest())).encode()
+    if expected is None:
+        tested.manifest(document, 1, 4)
+    else:
+        with pytest.raises(SnapshotError) as raised:
+            tested.manifest(document, 1, 4)
+        assert str(raised.value) == f"manifest counts {expected}"
+
+
 def test_a_file_larger_than_the_architecture_is_refused_before_a_byte_is_fetched() -> None:
     largest = file_bounds(LAYOUT)[1]
     assert largest == 8 + MAX_HEADER_BYTES + 48

@@ -445,6 +445,7 @@ class ScriptedLearner:
                 "class_names": ["even", "odd"],
                 "image_shape": [1, 8, 8],
                 "partition_digest": "",
+                "validation_counts": None,
                 "train_samples": 1,
                 "device": "cpu",
             }
