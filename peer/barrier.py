@@ -89,6 +89,8 @@ class State:
     connected: set[int] = field(default_factory=set)
     greeted: set[int] = field(default_factory=set)  # connected at least once
     absent: set[int] = field(default_factory=set)  # missed its time, and has not been back since
+    on_word: set[int] = field(default_factory=set)  # was absent, is back by what it says, and nothing has come yet
+    broken: set[int] = field(default_factory=set)  # missed its time again after that: its word does not count now
     newest: dict[int, tuple[int, int]] = field(default_factory=dict)  # newest snapshot held: its round, its weights'
     ahead: dict[int, int] = field(default_factory=dict)  # of whom a manifest is here of a round beyond the next
     times: RoundTimes = field(default_factory=RoundTimes)
@@ -241,11 +243,21 @@ class Barrier:
         if not is_news:
             return
         s.announced[peer] = number
-        if self.quorum and number >= s.published - 1:
+        if peer in s.absent and peer not in s.broken and number >= s.published - 1:
             s.absent.discard(peer)
+            s.on_word.add(peer)
+
+    def _deliver(self, peer: int, number: int) -> None:
+        """Something of a peer has come that is new enough: it is waited for, whatever was before."""
+        s = self.state
+        if number >= s.published - 1:
+            for names in (s.absent, s.on_word, s.broken):
+                names.discard(peer)
 
     def _take_manifest(self, peer: int, number: int) -> None:
         s = self.state
+        if peer not in self._sources:
+            self._deliver(peer, number)
         if number == s.published:
             s.manifests.add(peer)
         elif self.quorum and s.published + 1 < number <= self.rounds:
@@ -255,6 +267,7 @@ class Barrier:
 
     def _take_snapshot(self, peer: int, number: int, model_round: int) -> None:
         s = self.state
+        self._deliver(peer, number)
         if self.quorum and s.newest.get(peer, (-1, -1))[0] <= number <= s.published:
             s.newest[peer] = (number, model_round)
         if number == s.published and peer not in s.snapshots:
@@ -434,7 +447,10 @@ class Barrier:
             held = (s.published, s.snapshots[j]) if j in s.snapshots else s.newest.get(j)
             if held and j not in s.refused and self._is_fresh_enough(held[1]):
                 s.chosen[j] = held
-        s.absent.update(j for j in self._pending() if not self._is_present(j))
+        missed = set(self._pending())
+        s.absent |= missed
+        s.broken |= missed & s.on_word
+        s.on_word -= missed
 
     def _is_fresh_enough(self, model_round: int) -> bool:
         return self.state.published - model_round <= (self.quorum.max_staleness if self.quorum else 0)

@@ -223,6 +223,22 @@ def test_one_deadline_is_paid_once_and_the_peer_is_waited_for_again_after_it_was
     assert barrier.wake_at == 50.0 + 2 * 10.0 + GRACE
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_who_announces_and_does_not_deliver_holds_up_two_rounds_and_not_all(ahead: int) -> None:
+    """Peer 2 says in every round that it has published, also too early, and nothing of it ever comes."""
+    barrier = running(2, Announced(2, 2 + ahead), ManifestHeld(2, 2), *arrival(1, 2))
+    now, waited = 0.0, []
+    for number in range(2, 7):
+        waited += [not barrier.state.chosen]
+        now += 25.0
+        feed(barrier, Tick(now))
+        feed(barrier, Published(number + 1, 5.0), Announced(2, number + 1 + ahead), ManifestHeld(2, number + 1))
+        feed(barrier, *arrival(1, number + 1))
+    assert waited == [True, True, False, False, False]
+    feed(barrier, SnapshotHeld(2, 7), Published(8, 5.0), Announced(2, 8), *arrival(1, 8))
+    assert not barrier.state.chosen  # something has come: it is waited for
+
+
 def test_old_news_admits_nobody() -> None:
     barrier = running(5, Announced(2, 5), *arrival(1, 5))
     barrier.step(Tick(25.0))
@@ -695,7 +711,8 @@ def test_who_was_absent_is_named_only_where_nobody_else_is_waited_for() -> None:
 
 
 def test_who_was_absent_is_named_where_nobody_else_is_left() -> None:
-    barrier = running(5, Announced(1, 6), Announced(2, 6), Tick(25.0), others=(1, 2, 3), least=3)  # 3 is absent
+    barrier = running(5, Announced(1, 6), *arrival(2, 5), Announced(2, 6), others=(1, 2, 3), least=3)
+    feed(barrier, *arrival(1, 5), Tick(25.0))  # 3 is absent
     feed(barrier, Published(6, 10.0), ManifestHeld(1, 6), SnapshotHeld(1, 6), Disconnected(2), Disconnected(3))
     assert barrier.explain().startswith("round 7 waits for round 6 of peer 2 (not connected); it needs 3 of 4")
     barrier.step(Tick(90.0))
