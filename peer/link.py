@@ -110,7 +110,7 @@ class Link:
         self._last_heard = 0.0  # when something came, on whatever call
         self._tls = tls
         self._valid_until: datetime | None = None  # the peer's certificate
-        self._doubted = -1  # the last round of this peer that the other one claims without proof
+        self.doubted = -1  # the last round of this peer that the other one claims without proof
         self._stranger: str | None = None  # what was found last at the address
         self._look_again = 0.0
         self._is_renewed = False  # this peer's certificate, since the connection was made
@@ -321,8 +321,8 @@ class Link:
         try:
             check_seen(reply, self._federation, self._own_id, self._tls.authorities)
         except ValueError as error:
-            if reply.seen_round != self._doubted:
-                self._doubted = reply.seen_round
+            if reply.seen_round != self.doubted:
+                self.doubted = reply.seen_round
                 said = f"it has had round {reply.seen_round} of this peer, and does not prove it"
                 logger.warning("peer %d says that %s: %s", self.peer, said, error)
             reply.ClearField("seen_round")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,26 @@ async def recover(
             asked = [links[peer] for peer in replies]
             await _fetch(asked, own_id, last - 1, None, store, intake, waits)
         store.rewind_history()  # also after a start that was killed before it came to this
-        if damaged:
-            logger.info("going on from round %d", store.last_round())
-        else:
-            logger.info("nothing was lost: no other peer has had more of this one than is here")
+        _say_result(store, links.values(), has_lost=bool(damaged))
     finally:
         for link in links.values():
             await link.close()
+
+
+def _say_result(store: Store, links: Iterable[Link], *, has_lost: bool) -> None:
+    last = store.last_round()
+    if has_lost:
+        logger.info("going on from round %d", last)
+    if claims := [link for link in links if link.doubted > last]:
+        # To refuse to start would let any member keep this peer out with a claim that nobody can check.
+        logger.warning(
+            "%s had later rounds of this peer than is here, and cannot prove it: if this peer's certificate was from "
+            "another CA then, stop it, put that CA into its ca.pem too, and start it with --recover again; else those "
+            "rounds are made a second time, and reported as such",
+            " and ".join(f"peer {link.peer} (round {link.doubted})" for link in claims) + " may have",
+        )
+    elif not has_lost:
+        logger.info("nothing was lost: no other peer has had more of this one than is here")
 
 
 def _enough(federation: Federation) -> int:

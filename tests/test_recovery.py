@@ -433,6 +433,26 @@ def test_what_others_claim_to_have_had_and_this_peer_has_not_signed_is_not_belie
     assert [each.ended() for each in running] == [0, ExitCode.RESERVATIONS, 0], running[1].output
 
 
+def test_what_nobody_can_prove_any_more_is_said_when_recovering(mesh: Callable[..., Peers]) -> None:
+    """As when the CA of that time has been taken out of ca.pem: then "nothing was lost" would be wrong."""
+    peers = mesh(3, rounds=6)
+    others, _ = stopped_at(peers, 4)
+    for each in others:
+        assert each.stop() < 5
+        remember_another(each)
+    again = [peers.start(i) for i in (0, 1)]
+    for each in again:
+        each.says("listening")
+    shutil.rmtree(peers.state(2))
+    back = peers.start(2, "--recover")
+    back.says(
+        r"WARNING peer 0 \(round 4\) and peer 1 \(round 4\) may have had later rounds of this peer than is here, and "
+        r"cannot prove it: .* put that CA into its ca\.pem too, and start it with --recover again"
+    )
+    back.says("learner on cpu")
+    assert "nothing was lost" not in back.output
+
+
 def test_two_different_memories_of_one_round_are_not_chosen_from(mesh: Callable[..., Peers]) -> None:
     peers = mesh(3, rounds=6)
     others, _ = stopped_at(peers, 4)
