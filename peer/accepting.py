@@ -16,8 +16,13 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from crad_p2p import __version__
+from crad_p2p.errors import ConfigurationError
+
 logger = logging.getLogger(__name__)
 
+#: With these this was tried.
+_KNOWN = "'grpcio>=1.85,<1.86'"
 #: Seconds after a call that could not be taken.
 _PAUSE = 0.01
 
@@ -33,15 +38,18 @@ def make_server(
     Args:
         handlers: of each call, by its name.
         on_unknown: called for each call by another name.
+
+    Raises:
+        ConfigurationError: this grpcio has other insides than those that are known here.
     """
     server: Any = grpc.aio.server(options=options)
     try:
         server._server = _core(options, on_unknown)
-    except (AttributeError, TypeError):
-        # Another grpcio, with other insides: whoever starts this server has to start it again when it breaks.
-        logger.warning(
-            "this version of grpcio is not known here: a call with a damaged name ends the server for a moment"
-        )
+    except (AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"grpcio {grpc.__version__} is not known to crad-p2p {__version__} ({error}), and with its server any "
+            f"single damaged call could end this peer: install {_KNOWN}, or a newer version of crad-p2p"
+        ) from None
     server.add_registered_method_handlers(service, dict(handlers))
     return server  # type: ignore[no-any-return]
 

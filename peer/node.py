@@ -148,7 +148,7 @@ class Node:
                 on_damage=lambda *what: self._damage.put_nowait(what),
                 on_refusal=self._hear_refusal,
             )
-            server = Server(self._host.listen, self._servicer, self._refusals)
+            server = self._server = Server(self._host.listen, self._servicer, self._refusals)
             self._write_pid("service", os.getpid())
             if self._host.recover:
                 self._status.update(phase="recover")
@@ -226,7 +226,12 @@ class Node:
         self._recorder = Recorder(self._host.state_dir, self._barrier)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                watches = (self._stop_on_signal(), self._stop_on_damage(), self._say_what_takes_long())
+                watches = (
+                    self._stop_on_signal(),
+                    self._stop_on_damage(),
+                    self._server.watch(),
+                    self._say_what_takes_long(),
+                )
                 background = [self._spawn(each) for each in watches] + self._exchange.watch()
                 background.append(self._spawn(self._save_refusals()))
                 if self._tls is not None:

@@ -20,7 +20,7 @@ import grpc.aio
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from crad_p2p import __version__
-from crad_p2p.errors import PortTakenError
+from crad_p2p.errors import IncompleteError, PortTakenError
 from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
@@ -41,8 +41,6 @@ from peer.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two tries to listen again.
-_REBIND = 0.1
 #: Seconds for which a file that has been found whole is not read again.
 _TRUSTED = 5.0
 #: What a failing disk gives.
@@ -228,10 +226,7 @@ class Servicer(Protocol):
 
 
 class Server:
-    """A gRPC server that is started again should it break.
-
-    One call whose method name is not UTF-8, be it of malice or of a flipped bit, ends a ``grpc.aio`` server for good.
-    """
+    """The gRPC server of one peer."""
 
     def __init__(self, listen: str, servicer: Servicer, refusals: Refusals | None = None) -> None:
         """Take the address; nothing is answered before :meth:`start`.
@@ -243,22 +238,16 @@ class Server:
         self._tls = servicer.tls
         self._members = len(servicer.federation.ids)
         self._gate = Gate(servicer, servicer.federation, servicer.tls, refusals or Refusals())
-        self._is_stopping = False
         self._server = self._bound()
-        self._supervision: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve."""
         await self._server.start()
-        self._supervision = asyncio.create_task(self._supervise())
         logger.info("listening on %s", self._listen)
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those that run so many seconds."""
-        self._is_stopping = True
         await self._server.stop(grace)
-        if self._supervision is not None:
-            await self._supervision
         # Calls that were cut off end a moment later than the server; gRPC prints a traceback for one that is cancelled
         # at that moment, as the end of the loop would do.
         if rest := [task for task in asyncio.all_tasks() if task.get_name() == _CALL]:
@@ -285,23 +274,21 @@ class Server:
             )
         return server
 
-    async def _supervise(self) -> None:
-        while True:
-            try:
-                await self._server.wait_for_termination()
-            except Exception as error:  # of any kind: whatever it was, the others need this server
-                logger.warning("a call that cannot be read has ended the server (%s); starting it again", error)
-                await asyncio.sleep(_REBIND)  # should it break again and again, not in a tight loop
-            while not self._is_stopping:
-                try:
-                    self._server = self._bound()
-                except PortTakenError:  # the broken server is about to let it go
-                    await asyncio.sleep(_REBIND)
-                    continue
-                await self._server.start()
-                break
-            else:
-                return
+    async def watch(self) -> NoReturn:
+        """Wait until the server ends by itself, which it does not do.
+
+        Raises:
+            IncompleteError: it has; whoever has a call open keeps the address taken, so only a new process can go on.
+        """
+        ending = asyncio.ensure_future(self._server.wait_for_termination())
+        try:
+            await asyncio.shield(ending)  # cancelled, it would take the server's stop with it
+            reason = "it was stopped"
+        except Exception as error:  # of any kind: gRPC says nothing of what it may be
+            reason = f"{type(error).__name__}: {error}"
+        raise IncompleteError(
+            f"the gRPC server on {self._listen} has ended ({reason}); start the same command again to continue"
+        )
 
 
 async def start_server(listen: str, servicer: Servicer) -> Server:

@@ -27,9 +27,12 @@ from wire import (
     until,
 )
 
+from crad_p2p.errors import ConfigurationError, IncompleteError
 from crad_p2p.snapshot import SnapshotError
 from launch.authority import throwaway
+from peer import accepting
 from peer._proto.crad.v1 import peer_pb2
+from peer.accepting import make_server
 from peer.channels import Waits
 from peer.intake import LARGEST_CHUNK_BYTES
 from peer.link import Link
@@ -231,3 +234,41 @@ def test_an_answer_without_proof_is_not_used(tmp_path: Path, kind: str, caplog: 
 
     with caplog.at_level(logging.INFO):
         test()
+
+
+# --- the server itself ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["AioServer", "AioServer._make_request_call_future"])
+def test_a_grpcio_with_other_insides_is_not_used(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Its server would be there, and could be ended by any call with a damaged name."""
+
+    class Insides:
+        def __init__(self) -> None:
+            if missing != "AioServer":
+                self.AioServer = object
+
+    monkeypatch.setattr(accepting, "cygrpc", Insides())
+    expected = (
+        rf"^grpcio \S+ is not known to crad-p2p .*{missing.rpartition('.')[2]}.*: install 'grpcio>=1.85,<1.86', or"
+    )
+
+    @in_loop
+    async def start() -> None:
+        with pytest.raises(ConfigurationError, match=expected):
+            make_server((), "crad.v1.Peer", {}, lambda: None)
+
+    start()
+
+
+@in_loop
+async def test_a_server_that_ends_by_itself_ends_its_peer(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote:
+        watching = asyncio.ensure_future(remote.server.watch())
+        await asyncio.sleep(0)
+        assert not watching.done()
+        await remote.server.stop(grace=0)
+        with pytest.raises(
+            IncompleteError, match=r"^the gRPC server on 127\.0\.0\.1:\d+ has ended \(it was stopped\);"
+        ):
+            await watching

@@ -101,7 +101,7 @@ class Remote:
         self._federation = federation(self.port)
         self.store.open(self._federation, peer_id)
         self._peer_id = peer_id
-        self._server: Server | None = None
+        self.server: Server | None = None
         self._kind = kind
         self.configure(**changes)
 
@@ -123,11 +123,11 @@ class Remote:
         self.status.update(round=number, manifest=document, manifest_sha256=document_digest(document))
 
     async def start(self, host: str = "127.0.0.1") -> None:
-        self._server = await start_server(f"{host}:{self.port}", self.servicer)
+        self.server = await start_server(f"{host}:{self.port}", self.servicer)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(grace=0)
+        if self.server is not None:
+            await self.server.stop(grace=0)
 
     def close(self) -> None:
         self.store.close()
