@@ -88,10 +88,10 @@ def test_a_peer_with_two_faces_is_noticed_by_everybody_one_round_later(mesh: Cal
         until(lambda each=each: kept(each) == ["peer-2-round-3.json"], f"it has evidence: {each.output}")
     own, published = "its own manifest", "published here"
     assert_said(zero, 3, a, own, b, "taught round 4 of peer 1")
-    assert re.search(rf"{b[:12]}… \({own}\) and {a[:12]}… \(taught round 4 of peer [03]\)", one.output)
+    one.says(rf"{b[:12]}… \({own}\) and {a[:12]}… \(taught round 4 of peer [03]\)")
     assert_said(three, 3, a, own, b, "taught round 4 of peer 1")
     assert_said(face, 3, a, published, b, "taught round 4 of peer 1")  # it is said to have published something else
-    assert re.search(rf"{b[:12]}… \({published}\) and {a[:12]}… \(taught round 4 of peer [03]\)", other_face.output)
+    other_face.says(rf"{b[:12]}… \({published}\) and {a[:12]}… \(taught round 4 of peer [03]\)")
 
     for each, digest in ((zero, a), (three, a), (face, a)):
         tree = evidence(each, "peer-2-round-3.json")

@@ -253,10 +253,10 @@ def test_under_quorum_they_go_on_after_the_start_wait_and_report_the_subset(mesh
 
 def test_two_of_five_are_too_few_for_a_start_under_quorum(mesh: Callable[..., Peers]) -> None:
     peers = mesh(5, rounds=6, barrier=QUORUM)
-    running = [peers.start(i, "--start-wait", "1") for i in (1, 4)]
+    running = [peers.start(i, "--start-wait", "3") for i in (1, 4)]  # enough to find one another
     for each in running:
         code = each.ended(20)
-        sentence = "peers 0, 2, 3 have not been reached within 1 s of the start"
+        sentence = "peers 0, 2, 3 have not been reached within 3 s of the start"
         assert_one_sentence(each.output, code, ExitCode.INCOMPLETE, sentence)
         assert each.last_round() == 0
 
