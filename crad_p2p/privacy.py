@@ -32,12 +32,12 @@ from __future__ import annotations
 
 import hmac
 import math
-import os
 import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from crad_p2p.durable import write_file
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.manifest import COUNT_LIMIT, ClassStatistics
 
@@ -90,25 +90,11 @@ def publishable(measured: ClassStatistics, counts: Sequence[int]) -> ClassStatis
 def create_key(path: Path) -> None:
     """Draw a secret and make it durable under this name, whole or not at all, readable for its owner only.
 
-    The caller sees to it that nobody else does so at the same time, and that no key is there that is still wanted.
-
     Raises:
+        FileExistsError: something has this name already, and stays as it is.
         OSError: it could not be written.
     """
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)  # of a process that was killed
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        os.fchmod(fd, 0o600)  # whatever the umask
-        file.write(secrets.token_bytes(KEY_BYTES))
-        file.flush()
-        os.fsync(fd)
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too
-    finally:
-        os.close(folder)
+    write_file(path, secrets.token_bytes(KEY_BYTES), 0o600, may_replace=False)
 
 
 def load_key(path: Path) -> bytes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from crad_p2p.durable import write_file
 from crad_p2p.manifest import ClassStatistics, Manifest
 
 
@@ -114,27 +114,12 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Write the file whole or not at all."""
-        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+        write_file(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Summary:
         tree = json.loads(path.read_text())
         return cls(**{**tree, "peers": tuple(PeerResult.from_json(peer) for peer in tree["peers"])})
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file's contents in one durable step: the old text or the new, never a part, also after a power cut."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too
-    finally:
-        os.close(folder)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

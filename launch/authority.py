@@ -9,9 +9,7 @@ The CA's directory, on a machine of whoever runs it:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from crad_p2p.durable import write_file
 from crad_p2p.errors import CertificateError
 from peer.certificates import (
     CA_FILE,
@@ -292,26 +291,3 @@ def make_folder(folder: Path) -> None:
     """A directory that only its owner may look into, unless it is there already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def write_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Put a file in place whole and durably, with this mode from its first byte on (less what the umask forbids)."""
-    partial = path.with_name(path.name + ".partial")
-    with suppress(FileNotFoundError):
-        partial.unlink()  # of a process that was killed
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-    rename(partial, path)
-
-
-def rename(source: Path, goal: Path) -> None:
-    """Rename within a directory, durably."""
-    source.replace(goal)
-    folder = os.open(goal.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

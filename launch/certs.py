@@ -42,7 +42,8 @@ def init_ca(
 
     Example: crad-mesh certs init-ca --federation colon
     """
-    from launch.authority import CA_KEY_FILE, key_to_pem, make_folder, new_authority, to_pem, write_file
+    from crad_p2p.durable import write_file
+    from launch.authority import CA_KEY_FILE, key_to_pem, make_folder, new_authority, to_pem
     from peer.certificates import CA_FILE, fingerprint
 
     _check_name(federation)
@@ -101,7 +102,8 @@ def sign(
 
     Example: crad-mesh certs sign from-site-a/peer.csr --id 0
     """
-    from launch.authority import load_authority, load_request, sign_request, to_pem, write_file
+    from crad_p2p.durable import write_file
+    from launch.authority import load_authority, load_request, sign_request, to_pem
     from peer.certificates import CA_FILE
 
     authority = load_authority(ca)
@@ -138,7 +140,8 @@ def install(
 
     Example: crad-mesh certs install peer-0.pem --ca ca.pem
     """
-    from launch.authority import load_request, rename, write_file
+    from crad_p2p.durable import rename, write_file
+    from launch.authority import load_request
     from peer.certificates import (
         CA_FILE,
         CERTIFICATE_FILE,
@@ -227,7 +230,8 @@ def inspect(
 
 def _new_request(folder: Path, key_file: str, request_file: str, federation: str, peer: int) -> None:
     """A new key and the request for it, and what to do with them."""
-    from launch.authority import key_to_pem, make_folder, make_request, new_key, to_pem, write_file
+    from crad_p2p.durable import write_file
+    from launch.authority import key_to_pem, make_folder, make_request, new_key, to_pem
 
     key = new_key()
     with _writing():

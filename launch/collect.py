@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from crad_p2p.durable import write_file
 from crad_p2p.federation import Federation
-from crad_p2p.results import PeerResult, RoundRecord, Summary, mean, total, write_whole
+from crad_p2p.results import PeerResult, RoundRecord, Summary, mean, total
 from launch.mesh import peer_dir
 from peer.store import Store
 
@@ -37,7 +38,7 @@ def collect(federation: Federation, out: Path, wall_seconds: float) -> tuple[Sum
 def write_results(out: Path, summary: Summary, history: list[RoundRecord]) -> Path:
     """Write summary.json and history.jsonl (by round, then peer); the path of summary.json."""
     ordered = sorted(history, key=lambda record: (record.round, record.peer))
-    write_whole(out / "history.jsonl", "".join(record.to_line() for record in ordered))
+    write_file(out / "history.jsonl", "".join(record.to_line() for record in ordered))
     path = out / "summary.json"
     summary.write(path)
     return path

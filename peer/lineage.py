@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from crad_p2p.durable import sync
+
 FILE: Final = "lineage.jsonl"
 _BLOCK: Final = 1 << 16
 
@@ -53,11 +55,7 @@ class Lineage:
                 file.flush()
                 os.fsync(fd)
             if is_new:
-                folder = os.open(self._path.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)  # the name, too
-                finally:
-                    os.close(folder)
+                sync(self._path.parent)  # the name, too
 
 
 def _end_of_lines(fd: int, size: int) -> int:

@@ -827,7 +827,7 @@ class Node:
     async def _save_refusals(self) -> NoReturn:
         while True:
             await asyncio.sleep(_SAVE)
-            await asyncio.to_thread(self._refusals.save)
+            await to_the_end(asyncio.to_thread(self._refusals.save))  # the end of this peer writes them, too
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)

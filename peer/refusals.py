@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from crad_p2p.durable import write_file
 from crad_p2p.foreign import printable
-from crad_p2p.results import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -56,4 +56,4 @@ class Refusals:
             return
         self._saved = now
         lines = [f"{number:>10,}  {who}: {reason}\n" for (who, reason), number in sorted(now.items())]
-        write_whole(self._path, "".join(lines))
+        write_file(self._path, "".join(lines))

@@ -34,12 +34,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from crad_p2p.durable import sync, write_file
 from crad_p2p.errors import ConfigurationError, DataError, IncompleteError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
 from crad_p2p.privacy import KEY_FILE
-from crad_p2p.results import BestRound, PeerResult, RoundRecord, write_whole
+from crad_p2p.results import BestRound, PeerResult, RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
 from peer.lineage import FILE as LINEAGE
 from peer.lineage import Lineage
@@ -104,7 +105,7 @@ class Store:
             ) from None
         if not self.check_owner(federation, peer_id):
             mine = {"peer": peer_id, "agreed": federation.agreed()}
-            write_whole(self.root / _OWNER, json.dumps(mine, indent=1) + "\n")
+            write_file(self.root / _OWNER, json.dumps(mine, indent=1) + "\n")
         for folder in (self._rounds, self._received):
             for kind in (".staging-*", ".old-*"):
                 for leftover in folder.glob(kind):
@@ -150,7 +151,7 @@ class Store:
 
     def remember_data(self, data: Mapping[str, Any]) -> None:
         """Keep the data for :meth:`require_same_data`."""
-        write_whole(self.root / "data.json", json.dumps(data) + "\n")
+        write_file(self.root / "data.json", json.dumps(data) + "\n")
 
     def require_same_data(self, data: Mapping[str, Any]) -> bool:
         """See that the data are those with which this peer began; remember them before its first round.
@@ -271,7 +272,7 @@ class Store:
 
     def replace_manifest(self, manifest: Manifest) -> None:
         """Put another signature under a committed round; all else of its manifest is as it was."""
-        write_whole(self.round_dir(manifest.round) / MANIFEST, manifest.to_bytes().decode())
+        write_file(self.round_dir(manifest.round) / MANIFEST, manifest.to_bytes())
         self._manifests[manifest.round] = manifest
 
     def commit(self, staging: Path, manifest: Manifest, record: RoundRecord) -> None:
@@ -447,7 +448,7 @@ class Store:
         if peer in known and known[peer][0] >= number:
             return False
         document = {str(j): said for j, said in sorted({**known, peer: (number, reason)}.items())}
-        write_whole(self.root / "refused-by.json", json.dumps(document) + "\n")
+        write_file(self.root / "refused-by.json", json.dumps(document) + "\n")
         return True
 
     def refused_by(self) -> dict[int, tuple[int, str]]:
@@ -525,7 +526,7 @@ class Store:
     def save_seen(self, sightings: dict[int, Sighting]) -> None:
         """Remember durably."""
         document = {str(peer): asdict(seen) for peer, seen in sorted(sightings.items())}
-        write_whole(self.root / "seen.json", json.dumps(document) + "\n")
+        write_file(self.root / "seen.json", json.dumps(document) + "\n")
         fail_point("seen-durable", max(seen.round for seen in sightings.values()))
 
     def save_conflict(self, conflict: Conflict, documents: dict[str, str]) -> Path:
@@ -534,7 +535,7 @@ class Store:
         folder.mkdir(exist_ok=True)
         path = folder / f"peer-{conflict.peer}-round-{conflict.round}.json"
         if not path.exists() and len(self.conflicts()) < _MOST_CONFLICTS:
-            write_whole(path, json.dumps({**asdict(conflict), "manifests": documents}, indent=1) + "\n")
+            write_file(path, json.dumps({**asdict(conflict), "manifests": documents}, indent=1) + "\n")
         return path
 
     def conflicts(self) -> list[Path]:
@@ -574,14 +575,14 @@ class Store:
 
     def save_served(self, peers: set[int]) -> None:
         """Remember that durably."""
-        write_whole(self.root / "served.json", json.dumps(sorted(peers)) + "\n")
+        write_file(self.root / "served.json", json.dumps(sorted(peers)) + "\n")
 
     def save_best(self, best: BestRound) -> None:
-        write_whole(self.root / "best.json", json.dumps(asdict(best)) + "\n")
+        write_file(self.root / "best.json", json.dumps(asdict(best)) + "\n")
 
     def save_result(self, result: PeerResult) -> None:
         """Write result.json: this peer's entry for summary.json."""
-        write_whole(self.root / "result.json", json.dumps(asdict(result), indent=1) + "\n")
+        write_file(self.root / "result.json", json.dumps(asdict(result), indent=1) + "\n")
 
     def has_result(self) -> bool:
         """Whether this peer has finished once."""
@@ -616,7 +617,7 @@ class Store:
         lines = whole.splitlines()
         last = _history_line(path, len(lines), lines[-1]).round if lines else 0
         if whole != text:
-            write_whole(path, whole.decode())
+            write_file(path, whole)
         missing = [number for number in self.kept_rounds() if number > last]
         if not missing:
             return
@@ -641,7 +642,7 @@ class Store:
             if record.round <= last and digests.get(record.round, record.snapshot_sha256) == record.snapshot_sha256
         ]
         if kept != records:
-            write_whole(path, "".join(record.to_line() for record in kept))
+            write_file(path, "".join(record.to_line() for record in kept))
 
     def history(self) -> list[RoundRecord]:
         """All rounds of this peer, ascending; half a line at the end, as a killed process leaves it, is left out.
@@ -700,10 +701,6 @@ def _fsync(path: Path, number: int | None = None, name: str = "") -> None:
     """Make a file's bytes or a directory's names durable; with a fail point before and after in round ``number``."""
     if number is not None:
         fail_point(f"before-fsync-{name or path.name}", number)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(path)
     if number is not None:
         fail_point(f"after-fsync-{name or path.name}", number)

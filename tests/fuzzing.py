@@ -24,10 +24,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from crad_p2p.durable import write_file
 from crad_p2p.federation import build_federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, Layout, SnapshotError, TensorSpec, check_file
-from launch.authority import Authority, _issue, key_to_pem, new_authority, new_key, to_pem, write_file
+from launch.authority import Authority, _issue, key_to_pem, new_authority, new_key, to_pem
 from peer._proto.crad.v1 import peer_pb2
 from peer.certificates import (
     MAX_DER,

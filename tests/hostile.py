@@ -23,7 +23,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from launch.authority import Authority, _issue, key_to_pem, new_authority, new_key, to_pem, write_file
+from crad_p2p.durable import write_file
+from launch.authority import Authority, _issue, key_to_pem, new_authority, new_key, to_pem
 
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1

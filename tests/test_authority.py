@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from forging import DAY, NOW, names_of, p384
 
+import crad_p2p.durable
 import launch.authority
+from crad_p2p.durable import write_file
 from crad_p2p.errors import CertificateError
 from launch.authority import (
     key_to_pem,
@@ -27,7 +29,6 @@ from launch.authority import (
     sign_request,
     throwaway,
     to_pem,
-    write_file,
 )
 from peer.certificates import check_issued, identity_of, load_authorities, load_credentials
 
@@ -280,7 +281,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("half", [False, True], ids=["before the rename", "after it"])
 def test_throwaway_killed_at_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
-    rename = launch.authority.rename
+    rename = crad_p2p.durable.rename
     for number in range(7):
         folder = tmp_path / str(number)
         throwaway(folder, "colon", [0, 1], now=NOW)
@@ -298,7 +299,7 @@ def test_throwaway_killed_at_every_file(tmp_path: Path, monkeypatch: pytest.Monk
 
         later = NOW + 29.5 * DAY
         with monkeypatch.context() as patch:
-            patch.setattr(launch.authority, "rename", killing)
+            patch.setattr(crad_p2p.durable, "rename", killing)
             with pytest.raises(Killed):
                 throwaway(folder, "colon", [0, 1], now=later)
         throwaway(folder, "colon", [0, 1], now=later)
@@ -314,26 +315,3 @@ def test_throwaway_over_something_else(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match=r"ca\.pem: holds no PEM block"):
         throwaway(tmp_path, "colon", [0], now=NOW)
     assert (tmp_path / "ca.pem").read_text() == "mine"
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("no_umask")
-def test_a_key_file_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "peer.key"
-    path.with_name("peer.key.partial").write_text("of a process that was killed")
-    path.with_name("peer.key.partial").chmod(0o666)
-    seen = []
-    fsync = os.fsync
-
-    def watching(fd: int) -> None:
-        seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", watching)
-    write_file(path, b"secret", 0o600)
-    assert seen[0] == 0o600
-    assert mode(path) == 0o600
-    assert path.read_bytes() == b"secret"
-    assert not path.with_name("peer.key.partial").exists()

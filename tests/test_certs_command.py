@@ -14,7 +14,7 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-import launch.authority
+import crad_p2p.durable
 from crad_p2p.errors import CertificateError, CradError, ExitCode
 from launch.authority import make_request, new_key, to_pem
 from launch.cli import app
@@ -245,7 +245,7 @@ def test_an_installation_that_was_interrupted_is_finished_by_the_same_command(
     old = enrol(run)
     run("renew")
     run("sign crad-tls/0/next.csr --id 0 --out new.pem")
-    rename, done = launch.authority.rename, 0
+    rename, done = crad_p2p.durable.rename, 0
 
     def killing(source: Path, goal: Path) -> None:
         nonlocal done
@@ -255,7 +255,7 @@ def test_an_installation_that_was_interrupted_is_finished_by_the_same_command(
         rename(source, goal)
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch.authority, "rename", killing)
+        patch.setattr(crad_p2p.durable, "rename", killing)
         with pytest.raises(Killed):
             CliRunner().invoke(app, ["certs", "install", "new.pem", "--ca", "crad-ca/ca.pem"])
     if number < 2:

@@ -342,8 +342,9 @@ def test_a_secret_is_made_whole_for_its_owner_alone(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == [path]
     key = load_key(path)
     assert len(key) == KEY_BYTES
-    create_key(path)
-    assert load_key(path) != key
+    with pytest.raises(FileExistsError):
+        create_key(path)
+    assert load_key(path) == key
 
 
 def test_a_disk_that_fails_leaves_no_part_of_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from crad_p2p.results import (
     mean,
     mean_validation_accuracy,
     total,
-    write_whole,
 )
 
 # ----------------------------------------------------------------------------------------------------- the common round
@@ -231,16 +230,6 @@ def test_the_summary_has_the_promised_fields(tmp_path: Path) -> None:
     assert list(entry["seconds"]) == ["wait", "transfer", "teachers", "train", "validate", "commit"]
     assert list(entry["bytes"]) == ["sent", "received"]
     assert entry["global_accuracy_per_class"] == [0.5, None, 1.0]
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_whole(path, "old")
-    with path.open() as reader:
-        write_whole(path, "new")
-        assert reader.read() == "old"  # an open reader keeps what it had
-    assert path.read_text() == "new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 # --------------------------------------------------------------------------------------------------------------- totals

@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 from processes import COMMAND, Peer, Peers, doctored, federation_file, free_port, until
 
+from crad_p2p.durable import write_file
 from crad_p2p.errors import ExitCode
 from crad_p2p.manifest import Manifest
 from launch.authority import (
@@ -26,7 +27,6 @@ from launch.authority import (
     sign_request,
     throwaway,
     to_pem,
-    write_file,
 )
 from peer.tls import CallerError, Tls
 
