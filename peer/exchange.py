@@ -391,13 +391,9 @@ class Exchange:
 
     def refuse(self, manifest: Manifest, reason: str) -> None:
         """A snapshot must not be used: keep it aside, and say so here and to its owner."""
-        path = self._store.quarantine(manifest, reason)
+        kept = self._store.quarantine(manifest, reason)
         logger.warning(
-            "the snapshot of round %d of peer %d is not used: %s; it is kept in %s",
-            manifest.round,
-            manifest.peer,
-            reason,
-            path,
+            "the snapshot of round %d of peer %d is not used: %s; %s", manifest.round, manifest.peer, reason, kept
         )
         self.reasons[manifest.peer] = reason
         self._spawn(self._links[manifest.peer].refuse(manifest.round, manifest.sha256, reason))

@@ -761,7 +761,7 @@ class Node:
             behind=self._left_behind,
             refused=self._store.refused(self._federation.rounds),
             conflicts=self._store.conflicts(),
-            refused_by=self._store.refused_by(),
+            refused_by=self._store.refused_by.all(),
         )
         if reasons:
             raise ReservationsError(
@@ -819,7 +819,7 @@ class Node:
     def _hear_refusal(self, peer: int, number: int, sha256: str, reason: str) -> None:
         """Another peer does not use a snapshot of this one."""
         if number in self._store.kept_rounds() and sha256 in ("", self._store.manifest(number).sha256):
-            if self._store.note_refused_by(peer, number, reason):
+            if self._store.refused_by.note(peer, number, reason):
                 logger.warning("peer %d does not use round %d of this peer: %s", peer, number, reason)
         else:
             self._refusals.add(f"peer {peer}", "speaks of a round that is not here")

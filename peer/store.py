@@ -45,6 +45,7 @@ from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
 from peer.lineage import FILE as LINEAGE
 from peer.lineage import Lineage
 from peer.lock import Lock
+from peer.quarantine import RefusedBy, forget_refused, is_refused, keep_aside, note_refused
 from peer.witness import Conflict, Sighting
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Store:
         self._received = root / "received"
         self._lock = Lock(root / "lock")
         self._lineage = Lineage(root / LINEAGE)
+        self.refused_by = RefusedBy(root / "refused-by.json")
         self._manifests: dict[int, Manifest] = {}
 
     @property
@@ -388,6 +390,7 @@ class Store:
         partial.write_bytes(manifest.to_bytes())
         fail_point("manifest-received", manifest.round)
         partial.rename(path)
+        forget_refused(self.received_snapshot_path(manifest.peer, manifest.round), manifest)
         fail_point("manifest-renamed", manifest.round)
 
     def _make_consumed_durable(self, manifest: Manifest) -> None:
@@ -442,56 +445,21 @@ class Store:
         _fsync(self._received_dir(number))
         _fsync(self._received)
 
-    def note_refused_by(self, peer: int, number: int, reason: str) -> bool:
-        """Remember that another peer does not use a round of this one; whether that is news."""
-        known = self.refused_by()
-        if peer in known and known[peer][0] >= number:
-            return False
-        document = {str(j): said for j, said in sorted({**known, peer: (number, reason)}.items())}
-        write_file(self.root / "refused-by.json", json.dumps(document) + "\n")
-        return True
-
-    def refused_by(self) -> dict[int, tuple[int, str]]:
-        """Of every peer that did not use a round of this one, the last such round and the reason."""
-        try:
-            tree = json.loads((self.root / "refused-by.json").read_text())
-            return {int(peer): (int(number), str(reason)) for peer, (number, reason) in tree.items()}
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):  # damaged: it is for people alone
-            return {}
-
-    def quarantine(self, manifest: Manifest, reason: str) -> Path:
-        """Keep a refused snapshot of a peer, with its manifest and the reason, until a later one is refused; where.
-
-        A disk that cannot take it is no reason to stop.
-        """
-        folder = self.root / "quarantine"
-        goal = folder / f"{manifest.peer}.safetensors"
+    def quarantine(self, manifest: Manifest, reason: str) -> str:
+        """Keep a refused snapshot of a peer until a later one is refused; says what is kept, as :func:`keep_aside`."""
         received = self.received_snapshot_path(manifest.peer, manifest.round)
-        refused = received.with_suffix(".refused")
-        with suppress(OSError):
-            folder.mkdir(exist_ok=True)
-            goal.unlink(missing_ok=True)
-            source = received if received.exists() else refused
-            try:
-                os.link(source, goal)
-            except OSError:  # not every file system has hard links
-                shutil.copyfile(source, goal)
-            (folder / f"{manifest.peer}.json").write_bytes(manifest.to_bytes())
-            (folder / f"{manifest.peer}.txt").write_text(f"round {manifest.round}: {reason}\n")
-        return goal
+        return keep_aside(self.root / "quarantine", received, manifest, reason)
 
     def note_refused(self, peer: int, number: int, reason: str) -> None:
-        """Remember that a peer's manifest of a round was refused."""
-        self._received_dir(number).mkdir(exist_ok=True)
-        self.received_snapshot_path(peer, number).with_suffix(".refused").write_text(f"{reason}\n")
+        """Remember that a peer's manifest of a round was refused, until another one is accepted."""
+        note_refused(self.received_snapshot_path(peer, number), reason)
 
     def is_refused(self, manifest: Manifest) -> bool:
         """Whether these bytes of a peer came as announced, and must not be used."""
-        path = self.received_snapshot_path(manifest.peer, manifest.round).with_suffix(".refused")
-        return path.exists() and sha256_file(path) == manifest.sha256
+        return is_refused(self.received_snapshot_path(manifest.peer, manifest.round), manifest)
 
     def refused(self, number: int) -> list[int]:
-        """Peers whose snapshot of a round was refused, ascending."""
+        """Peers whose manifest or snapshot of a round was refused, ascending."""
         return sorted(int(path.stem) for path in self._received_dir(number).glob("*.refused"))
 
     def received_manifest_path(self, peer: int, number: int) -> Path:
