@@ -27,7 +27,8 @@ from crad_p2p.foreign import printable
 from crad_p2p.manifest import MAX_BYTES, Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from launch.lineage import Entry, File, Lineage, Owner, Report, Run, ancestry, audit, misfit
-from peer.certificates import CA_FILE, fingerprint, load_authorities
+from peer.certificates import fingerprint
+from peer.credentials import CA_FILE, load_authorities
 from peer.signatures import Authorities, check_signature
 
 _OWNER: Final = "federation.json"

@@ -23,15 +23,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crad_p2p.durable import write_file
 from crad_p2p.errors import CertificateError
-from peer.certificates import (
+from peer.certificates import check_authority, days_left, host_name, identity_of, identity_uri
+from peer.credentials import (
     CA_FILE,
     CERTIFICATE_FILE,
     KEY_FILE,
-    check_authority,
-    days_left,
-    host_name,
-    identity_of,
-    identity_uri,
     kind_of,
     load_authorities,
     load_credentials,

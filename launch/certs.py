@@ -44,7 +44,8 @@ def init_ca(
     """
     from crad_p2p.durable import write_file
     from launch.authority import CA_KEY_FILE, key_to_pem, make_folder, new_authority, to_pem
-    from peer.certificates import CA_FILE, fingerprint
+    from peer.certificates import fingerprint
+    from peer.credentials import CA_FILE
 
     _check_name(federation)
     for path in (out / CA_KEY_FILE, out / CA_FILE):
@@ -75,7 +76,7 @@ def request(
 
     Example: crad-mesh certs request --id 0 --peers peers.yaml
     """
-    from peer.certificates import CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
+    from peer.credentials import CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
 
     name = _name_of_federation(peers, federation, peer_id)
     folder = tls_dir or Path("crad-tls", str(peer_id))
@@ -104,7 +105,7 @@ def sign(
     """
     from crad_p2p.durable import write_file
     from launch.authority import load_authority, load_request, sign_request, to_pem
-    from peer.certificates import CA_FILE
+    from peer.credentials import CA_FILE
 
     authority = load_authority(ca)
     asked = load_request(path)
@@ -142,15 +143,8 @@ def install(
     """
     from crad_p2p.durable import rename, write_file
     from launch.authority import load_request
-    from peer.certificates import (
-        CA_FILE,
-        CERTIFICATE_FILE,
-        KEY_FILE,
-        REQUEST_FILE,
-        fingerprint,
-        load_certificate,
-        load_files,
-    )
+    from peer.certificates import fingerprint
+    from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE, load_certificate, load_files
 
     _, certificate = load_certificate(signed, "give the file that came back from whoever runs the CA")
     identity = _identity(signed, certificate)
@@ -197,7 +191,7 @@ def renew(
 
     Example: crad-mesh certs renew --tls-dir crad-tls/0
     """
-    from peer.certificates import CERTIFICATE_FILE, load_certificate
+    from peer.credentials import CERTIFICATE_FILE, load_certificate
 
     folder = tls_dir or _only_directory()
     path = folder / CERTIFICATE_FILE
@@ -270,7 +264,7 @@ def _list_issued(path: Path, peer: int, certificate: x509.Certificate) -> None:
 
 def _waiting_key(folder: Path, signed: Path, certificate: x509.Certificate) -> Path:
     """The key in a peer's directory that a certificate is for."""
-    from peer.certificates import KEY_FILE, load_key
+    from peer.credentials import KEY_FILE, load_key
 
     there = [path for path in (folder / NEXT_KEY_FILE, folder / KEY_FILE) if path.exists()]
     for path in there:
@@ -288,7 +282,7 @@ def _words(keys: list[Path]) -> str:
 
 
 def _only_directory() -> Path:
-    from peer.certificates import CERTIFICATE_FILE
+    from peer.credentials import CERTIFICATE_FILE
 
     found = sorted(path.parent for path in Path("crad-tls").glob(f"*/{CERTIFICATE_FILE}"))
     if len(found) != 1:
@@ -371,7 +365,7 @@ def _describe_key(key: object) -> None:
 
 def _inspect_file(path: Path) -> None:
     from launch.authority import load_request
-    from peer.certificates import certificates_in, kind_of, load_key, read_file
+    from peer.credentials import certificates_in, kind_of, load_key, read_file
 
     content = read_file(path, "a certificate, a request or a private key", "give such a file")
     kind = kind_of(content)
@@ -417,14 +411,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 def _inspect_directory(folder: Path) -> None:
     from launch.authority import CA_KEY_FILE, load_authority
-    from peer.certificates import (
-        CA_FILE,
-        CERTIFICATE_FILE,
-        KEY_FILE,
-        REQUEST_FILE,
-        expiry_warning,
-        load_credentials,
-    )
+    from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE, expiry_warning, load_credentials
 
     names = (CA_FILE, CA_KEY_FILE, CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE, NEXT_KEY_FILE, NEXT_REQUEST_FILE)
     for path in (folder / name for name in names):
@@ -446,7 +433,7 @@ def _inspect_directory(folder: Path) -> None:
 def _whose(folder: Path) -> tuple[str, int]:
     """Federation and peer that a directory is for, by its certificate or a request that waits."""
     from launch.authority import load_request
-    from peer.certificates import CERTIFICATE_FILE, REQUEST_FILE, load_certificate
+    from peer.credentials import CERTIFICATE_FILE, REQUEST_FILE, load_certificate
 
     certificate, request = folder / CERTIFICATE_FILE, folder / REQUEST_FILE
     if not certificate.exists() and request.exists():

@@ -14,7 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from crad_p2p.manifest import Manifest, Signature
-from peer.certificates import Credentials, certificate_from_der, check_issued, identity_of, sign, verify
+from peer.certificates import certificate_from_der, check_issued, identity_of, sign, verify
+from peer.credentials import Credentials
 
 Authorities = Sequence[x509.Certificate]
 

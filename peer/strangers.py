@@ -10,7 +10,8 @@ import ssl
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from peer.certificates import CERTIFICATE_FILE, KEY_FILE, certificate_from_der, check_issued, identity_of
+from peer.certificates import certificate_from_der, check_issued, identity_of
+from peer.credentials import CERTIFICATE_FILE, KEY_FILE
 from peer.tls import Tls
 
 #: Seconds for one look.

@@ -15,17 +15,8 @@ import grpc
 from cryptography import x509
 
 from crad_p2p.errors import CertificateError
-from peer.certificates import (
-    CA_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    Credentials,
-    check_issued,
-    expiry_warning,
-    host_name,
-    identity_of,
-    load_credentials,
-)
+from peer.certificates import check_issued, host_name, identity_of
+from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials, expiry_warning, load_credentials
 
 logger = logging.getLogger(__name__)
 

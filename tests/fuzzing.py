@@ -30,16 +30,9 @@ from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, Layout, SnapshotError, TensorSpec, check_file
 from launch.authority import Authority, _issue, key_to_pem, new_authority, new_key, to_pem
 from peer._proto.crad.v1 import peer_pb2
-from peer.certificates import (
-    MAX_DER,
-    Credentials,
-    certificate_from_der,
-    check_issued,
-    identity_in,
-    identity_uri,
-    load_credentials,
-)
+from peer.certificates import MAX_DER, certificate_from_der, check_issued, identity_in, identity_uri
 from peer.channels import Waits
+from peer.credentials import Credentials, load_credentials
 from peer.hello import describe_data_difference, describe_disagreement
 from peer.intake import (
     _BOUNDS,

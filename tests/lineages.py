@@ -16,7 +16,7 @@ from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.results import RoundRecord, Seconds
 from crad_p2p.snapshot import SNAPSHOT_FILE
 from launch.authority import Authority, make_request, new_authority, new_key, sign_request, to_pem
-from peer.certificates import Credentials
+from peer.credentials import Credentials
 from peer.signatures import sign_manifest
 
 ROUNDS = 6

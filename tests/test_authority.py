@@ -30,7 +30,8 @@ from launch.authority import (
     throwaway,
     to_pem,
 )
-from peer.certificates import check_issued, identity_of, load_authorities, load_credentials
+from peer.certificates import check_issued, identity_of
+from peer.credentials import load_authorities, load_credentials
 
 CA = new_authority("colon", NOW)
 KEY = new_key()

@@ -36,21 +36,19 @@ from launch.authority import (
     to_pem,
 )
 from peer.certificates import (
-    Credentials,
     certificate_from_der,
     check_authority,
     check_issued,
     days_left,
-    expiry_warning,
     fingerprint,
     host_name,
     identity_in,
     identity_of,
     identity_uri,
-    load_credentials,
     sign,
     verify,
 )
+from peer.credentials import Credentials, expiry_warning, load_credentials
 
 CA = new_authority("colon", NOW - DAY)
 KEY = new_key()
@@ -582,5 +580,5 @@ def test_fingerprint() -> None:
 
 
 def test_reading_certificates_loads_neither_torch_nor_grpc() -> None:
-    probe = "import sys, peer.certificates; sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'launch')))"
+    probe = "import sys, peer.credentials; sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'launch')))"
     assert subprocess.run([sys.executable, "-c", probe], timeout=60).returncode == 0

@@ -18,7 +18,7 @@ import crad_p2p.durable
 from crad_p2p.errors import CertificateError, CradError, ExitCode
 from launch.authority import make_request, new_key, to_pem
 from launch.cli import app
-from peer.certificates import Credentials, load_authorities, load_credentials
+from peer.credentials import Credentials, load_authorities, load_credentials
 
 Run = Callable[..., Result]
 

@@ -31,7 +31,7 @@ from launch.preflight.here import check_certificate
 from launch.preflight.learner import describe_failure
 from launch.preflight.others import Other, judge, judge_calls, judge_refusals
 from peer._proto.crad.v1 import peer_pb2
-from peer.certificates import load_credentials
+from peer.credentials import load_credentials
 from peer.disk_space import DiskNeed, check_disk, disk_need, free_bytes, used_bytes
 from peer.findings import Finding, Level, failure, ok, warning
 from peer.host import make_host

@@ -27,7 +27,7 @@ from processes import DEAF, Peer, Peers, assert_one_sentence, until, up
 
 from crad_p2p.errors import ExitCode
 from crad_p2p.manifest import Manifest
-from peer.certificates import load_credentials
+from peer.credentials import load_credentials
 from peer.signatures import sign_manifest
 
 # --- an older copy ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from datetime import datetime
 
 from crad_p2p.errors import ConfigurationError, ExitCode, PortTakenError
 from crad_p2p.federation import Federation
-from peer.certificates import Credentials, days_left, expiry_warning
+from peer.certificates import days_left
+from peer.credentials import Credentials, expiry_warning
 from peer.disk_space import existing
 from peer.findings import Finding, failed_by, failure, ok, warning
 from peer.store import Store
