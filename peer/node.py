@@ -18,7 +18,6 @@ from crad_p2p.errors import (
     IncompleteError,
     LearnerFailedError,
     PeersDisagreeError,
-    ReservationsError,
     error_of,
 )
 from crad_p2p.failpoints import fail_point
@@ -32,22 +31,21 @@ from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
+from peer.ending import Ending, let_find_out
 from peer.exchange import Exchange
 from peer.findings import Level
 from peer.hello import data_as_json
 from peer.host import Host
-from peer.intake import Intake, document_digest
+from peer.intake import Intake
 from peer.learner_process import LearnerProcess, how_it_ended
-from peer.leaving import RETURN, Leaving, Verdict
 from peer.proxies import check_proxies, elsewhere
+from peer.publishing import Publisher
 from peer.recorder import Recorder
 from peer.recovery import recover
 from peer.refusals import Refusals
-from peer.reservations import reservations
 from peer.room import check_room
 from peer.server import PeerServicer, Server
 from peer.signals import Signals
-from peer.signatures import is_signed_with, sign_manifest
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
@@ -63,8 +61,6 @@ _MAX_LEARNER_STARTS = 5
 _LONG = 30.0
 #: Seconds between two writings of what was refused.
 _SAVE = 5.0
-#: Seconds that watchers get to read the last state.
-_FAREWELL = 5.0
 
 Message = dict[str, Any]
 
@@ -107,8 +103,7 @@ class Node:
         self._peak_rss = 0
         # Missing and stale teachers of the last round:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self._left_behind: tuple[int, ...] = ()  # had not said that they have everything when the linger time was over
-        self._leaving: Leaving | None = None  # once the last round is evaluated
+        self._ending: Ending | None = None  # once the last round is evaluated
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
@@ -138,6 +133,7 @@ class Node:
         server = exchange = None
         try:
             witness = Witness(self._store.load_seen())
+            self._publisher = Publisher(self._store, self._status, self._tls)
             self._servicer = PeerServicer(
                 self._federation,
                 self._id,
@@ -174,21 +170,21 @@ class Node:
             others = exchange.collected_by.keys()
             self._had_served_all = bool(others) and exchange.served >= others
             self._start_work()
-            self._sign_again()
+            self._publisher.sign_again()
             for number in self._store.kept_rounds():
                 exchange.published(self._store.manifest(number))
             # Before anybody can ask: a peer that says less than it has counts as rolled back.
-            self._show_published(self._store.busy_seconds())
+            self._publisher.show(self._store.busy_seconds())
             if not self._host.recover:
                 await server.start()
             try:
-                await self._take_part(self._store.last_round())
+                ending = await self._take_part(self._store.last_round())
             except PeersDisagreeError as disagreement:
-                await self._let_find_out(disagreement.peer)
+                await let_find_out(self._status, self._servicer.greeted, disagreement.peer)
                 raise
             with suppress(IncompleteError):  # told to stop: it has all, and only does without the last courtesy
-                await self._signals.unless_told(self._say_farewell())
-            self._say_reservations()
+                await self._signals.unless_told(ending.say_farewell())
+            ending.say_reservations()
         finally:
             # Side by side: each takes seconds if the learner does not react, or somebody does not read.
             stopping = [self._stop_exchanging(server, exchange)]
@@ -211,7 +207,8 @@ class Node:
         if server is not None:
             await server.stop(grace=1.0)
 
-    async def _take_part(self, published: int) -> None:
+    async def _take_part(self, published: int) -> Ending:
+        """From this round to the end, which is returned."""
         federation = self._federation
         quorum = federation.barrier.policy == "quorum"
         self._barrier = Barrier(
@@ -237,10 +234,11 @@ class Node:
                 if self._tls is not None:
                     background.append(self._spawn(self._tls.watch(on_change=self._renew)))
                 self._learner_task = self._spawn(self._run_learner())
-                await self._pump()
+                ending = await self._pump()
                 await self._exchange.forget_before(federation.rounds + 1)  # nothing is needed any more
                 for task in background:
                     task.cancel()
+            return ending
         except BaseExceptionGroup as group:
             if known := group.subgroup(CradError):
                 raise _first(known) from None
@@ -281,9 +279,9 @@ class Node:
 
     # --- the pump: events in, decisions out --------------------------------------------------------------------------
 
-    async def _pump(self) -> None:
+    async def _pump(self) -> Ending:
         """Feed the barrier until the last round has been evaluated, and everybody has what it needs."""
-        while not self._may_leave():
+        while self._ending is None or not self._ending.may_leave(self._bytes_moved()):
             item = await self._next()
             event: e.Event | None
             if isinstance(item, tuple):
@@ -300,13 +298,14 @@ class Node:
                 for decision in decisions:
                     await self._carry_out(decision)
             self._status.update(explanation=self._barrier.explain())
+        return self._ending
 
     async def _next(self) -> e.Event | tuple[LearnerProcess, Message]:
         """What comes next; the time, where that alone may change something."""
         now, wake_at = time.monotonic(), self._barrier.wake_at
         due = math.inf if wake_at is None else wake_at
-        if self._leaving is not None:
-            due = min(due, self._leaving.wake_at(now))
+        if self._ending is not None:
+            due = min(due, self._ending.wake_at(now))
         if due == math.inf:
             return await self._inbox.get()
         try:
@@ -382,7 +381,6 @@ class Node:
         manifest = before.model_copy(
             update={"round": number, "consumed": (), "missing": (), "quarantined": ()}  # model_round stays
         )
-        manifest = self._signed(manifest)
         record = RoundRecord(
             peer=self._id,
             round=number,
@@ -530,24 +528,10 @@ class Node:
         samples = None if known is None else {int(peer): tuple(counts) for peer, counts in known.items()}
         return Intake(self._federation, layouts, len(ready["class_names"]), authorities, samples=samples)
 
-    def _signed(self, manifest: Manifest) -> Manifest:
-        return manifest if self._tls is None else sign_manifest(manifest, self._tls.credentials)
-
     def _renew(self) -> None:
         """This peer has new certificate files."""
-        self._sign_again()
-        self._show_manifest()
+        self._publisher.renew()
         self._exchange.renew()
-
-    def _sign_again(self) -> None:
-        """Sign the kept rounds with the certificate of now: the CA of the one before may be dropped any time."""
-        if self._tls is None:
-            return
-        for number in self._store.kept_rounds():
-            manifest = self._store.manifest(number)
-            if not is_signed_with(manifest, self._tls.credentials):
-                logger.info("round %d is signed again, with the certificate of now", number)
-                self._store.replace_manifest(self._signed(manifest))
 
     async def _commit(self, message: Message) -> e.Published:
         """Publish the round that the learner has finished: durable first, then visible."""
@@ -569,7 +553,6 @@ class Node:
             missing=work.train.missing if work.train else (),
             quarantined=work.train.quarantined if work.train else (),
         )
-        manifest = self._signed(manifest)
         busy = sum(seconds.values()) if number else 0.0  # making the initial model says nothing of a round
         record = RoundRecord(
             peer=self._id,
@@ -616,12 +599,12 @@ class Node:
         global_accuracy: float | None = None,
     ) -> None:
         """Durable first, then visible."""
-        await to_the_end(asyncio.to_thread(self._store.commit, folder, manifest, record))
+        manifest = await self._publisher.write(folder, manifest, record)
         self._store.record_history()
         self._exchange.published(manifest)
         self._start_work()
         fail_point("before-announce", manifest.round)
-        self._show_published(busy, global_accuracy)
+        self._publisher.show(busy, global_accuracy)
         fail_point("announced", manifest.round)
 
     async def _forget_old(self, number: int) -> None:
@@ -635,27 +618,6 @@ class Node:
         fail_point("lineage-durable", number)
         self._store.delete(outdated)  # not in a thread: who looks for a round must find all of it, or nothing
         fail_point("pruned", number)
-
-    def _show_published(self, busy: float = 0.0, global_accuracy: float | None = None) -> None:
-        number = self._store.last_round()
-        if number < 0:
-            return
-        self._show_manifest()
-        manifest = self._store.manifest(number)
-        known = {} if global_accuracy is None else {"global_accuracy": global_accuracy}
-        self._status.update(
-            round=number,
-            busy_seconds=busy,
-            validation_accuracy=manifest.statistics.accuracy,
-            **known,
-        )
-
-    def _show_manifest(self) -> None:
-        number = self._store.last_round()
-        if number < 0:
-            return
-        document = self._store.manifest(number).to_bytes()
-        self._status.update(manifest=document, manifest_sha256=document_digest(document))
 
     def _start_work(self) -> None:
         exchange = self._exchange
@@ -711,81 +673,18 @@ class Node:
         self._learner_task.cancel()
         if self._child is not None:
             await self._child.stop()
-        self._leaving = Leaving(time.monotonic(), self._waits.linger, had_finished=self._had_served_all)
-        if self._had_served_all:  # somebody may have lost its disk since
-            seconds = min(self._waits.linger, RETURN)
-            logger.info("all have had what they need; serving %g s more, should one come that lost its disk", seconds)
-        elif self._late() or not self._barrier.state.released:
-            logger.info(
-                "serving on until every other peer has what it needs, %g s at most after the last byte that moves",
-                self._waits.linger,
-            )
-        self._status.update(phase="linger", step=0, steps=0)
-
-    def _late(self) -> tuple[int, ...]:
-        """Those who have not said that they have everything, and may still come for it."""
-        collected_by, rounds = self._exchange.collected_by, self._federation.rounds
-        late = [j for j in self._barrier.waited_for_at_the_end if collected_by[j] < rounds]
-        # Who had everything once and has lost it since is there to say so.
-        return tuple(j for j in late if j not in self._exchange.served or j in self._barrier.state.connected)
-
-    def _may_leave(self) -> bool:
-        if self._leaving is None:
-            return False
-        late, state = self._late(), self._barrier.state
-        wanted = () if state.released else self._barrier.waited_for
-        moved = self._servicer.bytes_sent + self._exchange.bytes_received
-        gave_up = self._leaving.gave_up
-        verdict = self._leaving.look(time.monotonic(), late=late, wanted=wanted, connected=state.connected, moved=moved)
-        if self._leaving.gave_up and not gave_up:
-            logger.info("nobody learns from the last models of %s, which cannot be reached now", name_peers(wanted))
-            self._status.update(collected=self._federation.rounds)  # so that this peer keeps nobody
-        if verdict is Verdict.TIME_IS_OVER:
-            if late:
-                who = name_peers(late)
-                logger.warning("leaving after %g s, though %s may not have everything", self._waits.linger, who)
-            else:
-                logger.info("leaving after %g s: %s", self._waits.linger, self._barrier.explain())
-            self._left_behind = late
-        return verdict is not Verdict.STAY
-
-    def _say_reservations(self) -> None:
-        """End with more than a word if the run was not as it should be.
-
-        Raises:
-            ReservationsError: it was not.
-        """
-        reasons = reservations(
-            self._store.history(),
-            away=self._barrier.uncollected,
-            behind=self._left_behind,
-            refused=self._store.refused(self._federation.rounds),
-            conflicts=self._store.conflicts(),
-            refused_by=self._store.refused_by.all(),
+        self._ending = Ending(
+            self._federation,
+            self._store,
+            self._status,
+            self._barrier,
+            self._exchange,
+            linger=self._waits.linger,
+            had_served_all=self._had_served_all,
         )
-        if reasons:
-            raise ReservationsError(
-                f"all {self._federation.rounds} rounds are done, with reservations: {'; '.join(reasons)}. "
-                f"{self._host.state_dir / 'history.jsonl'} has the details"
-            )
 
-    async def _say_farewell(self) -> None:
-        """Let the others read that this peer leaves, and has collected everything; else they linger for it."""
-        await self._status.followed_by(self._barrier.state.connected, _FAREWELL)  # some may only just have come up
-        self._status.update(phase="done", leaving=True)
-        if not await self._status.drained(_FAREWELL):
-            logger.info("someone still watches; leaving all the same")
-
-    async def _let_find_out(self, peer: int | None) -> None:
-        """Serve on for a moment, so that the peer that disagrees ends with the same sentence, and waits for nobody.
-
-        It watches this one if the data differ, and asks twice if the settings do.
-        """
-        deadline = time.monotonic() + _FAREWELL
-        while peer is not None and time.monotonic() < deadline:
-            if self._status.is_followed_by(peer) or self._servicer.greeted[peer] > 1:
-                break
-            await asyncio.sleep(0.05)
+    def _bytes_moved(self) -> int:
+        return self._servicer.bytes_sent + self._exchange.bytes_received
 
     async def _say_what_takes_long(self) -> NoReturn:
         """Log what this peer waits for, when it has not changed for a while."""

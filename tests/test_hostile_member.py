@@ -13,24 +13,24 @@ from crad_p2p.errors import ExitCode
 
 QUORUM = {"policy": "quorum", "grace": 1.0, "max_staleness": 2}
 UNSIGNED = doctored(
-    "import peer.node, peer.cli; peer.node.sign_manifest = lambda manifest, _: manifest; peer.cli.main()"
+    "import peer.publishing, peer.cli; peer.publishing.sign_manifest = lambda manifest, _: manifest; peer.cli.main()"
 )
 
 
 #: After round 2 it shows a manifest of the last one, which it has signed.
 CLAIMING_THE_LAST_ROUND = doctored(
     """
-import peer.node, peer.cli, peer.server
+import peer.publishing, peer.cli, peer.server
 from peer._proto.crad.v1 import peer_pb2
 from peer.intake import document_digest
-real = peer.node.Node._show_published
+real = peer.publishing.Publisher.show
 def show(self, *arguments):
     real(self, *arguments)
     if self._store.last_round() >= 2:
         manifest = self._store.manifest(self._store.last_round()).model_copy(update=dict(round=7, model_round=7))
         document = self._signed(manifest).to_bytes()
         self._status.update(round=7, manifest=document, manifest_sha256=document_digest(document))
-peer.node.Node._show_published = show
+peer.publishing.Publisher.show = show
 async def answer(self, request, call):
     state = self._status.state
     return peer_pb2.GetManifestReply(document=state.manifest, manifest_sha256=state.manifest_sha256)

@@ -185,14 +185,14 @@ def test_files_that_are_half_written_leave_those_before_in_use(mesh: Callable[..
 # --- what a member publishes ------------------------------------------------------------------------------------------
 
 UNSIGNED = doctored(
-    "import peer.node, peer.cli; peer.node.sign_manifest = lambda manifest, _: manifest; peer.cli.main()"
+    "import peer.publishing, peer.cli; peer.publishing.sign_manifest = lambda manifest, _: manifest; peer.cli.main()"
 )
 #: Signs with a key of its own making.
 FORGED = doctored(
     """
-import dataclasses, peer.node, peer.cli, launch.authority as a
-real, key = peer.node.sign_manifest, a.new_key()
-peer.node.sign_manifest = lambda m, own: real(m, dataclasses.replace(own, key=key))
+import dataclasses, peer.publishing, peer.cli, launch.authority as a
+real, key = peer.publishing.sign_manifest, a.new_key()
+peer.publishing.sign_manifest = lambda m, own: real(m, dataclasses.replace(own, key=key))
 peer.cli.main()
 """
 )
