@@ -11,6 +11,7 @@ from typing import NoReturn
 import typer
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError
+from crad_p2p.lines import fold, width_of
 
 #: What typer ends with after Ctrl-C, by version.
 _INTERRUPTED = (1, 130)
@@ -35,17 +36,21 @@ def run_command(app: typer.Typer, name: str) -> NoReturn:
     try:
         app(prog_name=name)
     except CradError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        _complain(f"{name}: {error}")
         sys.exit(error.exit_code)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"{name}: {what}; mend that and start the same command again", file=sys.stderr)
+        _complain(f"{name}: {what}; mend that and start the same command again")
         sys.exit(ExitCode.INCOMPLETE)
     except SystemExit as ending:
         if ending.code not in _INTERRUPTED:
             raise
         closed = isinstance(ending.__context__, BrokenPipeError)  # as head(1) does; typer and rich end like this then
         what = "its output was closed before the end" if closed else "interrupted; start the same command again"
-        print(f"{name}: {what}", file=sys.stderr)
+        _complain(f"{name}: {what}")
         sys.exit(ExitCode.INCOMPLETE)
     sys.exit(ExitCode.COMPLETE)
+
+
+def _complain(sentence: str) -> None:
+    print(fold(sentence, width_of(sys.stderr)), file=sys.stderr)

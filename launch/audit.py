@@ -24,6 +24,7 @@ from rich.table import Table
 from crad_p2p.errors import AuditError, ConfigurationError, UsageError
 from crad_p2p.federation import FEDERATION_NAME, digest_of
 from crad_p2p.foreign import printable
+from crad_p2p.lines import fold
 from crad_p2p.manifest import MAX_BYTES, Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from launch.lineage import Entry, File, Lineage, Owner, Report, Run, ancestry, audit, misfit
@@ -351,6 +352,7 @@ def _owner(state: Path, peer: int) -> Owner:
 
 
 def _say(console: Console, text: str) -> None:
+    text = fold(text, console.width if console.is_terminal else None)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -108,7 +108,8 @@ def load_authority(folder: Path) -> Authority:
     """
     begin = "'crad-mesh certs init-ca' makes a CA; give its directory with --ca"
     _, authorities = load_authorities(folder / CA_FILE, begin)
-    _, key = load_key(folder / CA_KEY_FILE, begin)
+    copy = "put back the copy that was kept of it; without one a new CA is needed, in another directory"
+    _, key = load_key(folder / CA_KEY_FILE, begin, copy)
     for certificate in authorities:
         if certificate.public_key() == key.public_key():
             if not certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME):

@@ -30,6 +30,7 @@ from crad_p2p.errors import (
     UsageError,
 )
 from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
+from crad_p2p.lines import say
 from crad_p2p.results import RoundRecord, Summary
 from launch import certs, template
 from launch.collect import collect, write_results
@@ -209,8 +210,14 @@ def init(
         path.write_text(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
-    print(f"{path} is written. Set the peers' addresses, give the same file to every host, and start there:")
-    print(f"  crad-peer --id 0 --peers {path}")
+    say(f"{path} is written. Next:")
+    say("  1. set name and addresses in it, and give the same file to every host")
+    say("  2. make certificates, as docs/certificates.md says, beginning with")
+    say("     crad-mesh certs init-ca --federation NAME")
+    say(f"     crad-mesh certs request --id 0 --peers {path}")
+    say("  3. look on every host for what would stand in the way, and start its peer:")
+    say(f"     crad-mesh check --id 0 --peers {path}")
+    say(f"     crad-peer --id 0 --peers {path}")
 
 
 @app.command()
@@ -271,8 +278,9 @@ def chaos(
 ) -> None:
     """Kill, stop and cut off real peers at random, mend everything, and check what all of them have written.
 
-    Under policy all every round must have the bytes of an undisturbed run. The same seed gives the same faults in the
-    same order again; how far the rounds are when each comes depends on the machine.
+    Under policy all every round must have the bytes of an undisturbed run. The
+    same seed gives the same faults in the same order again; how far the rounds
+    are when each comes depends on the machine.
 
     Example: crad-mesh chaos --count 5 --seed 7 --out chaos-7
     """
@@ -327,8 +335,9 @@ def audit_lineage(
 ) -> None:
     """Verify the lineage of every model from the signed manifests alone: who published it, and who taught it.
 
-    Needs neither network nor models, and ends with 12 if something is wrong or missing. The dates of certificates are
-    not looked at: a signature stays good when its certificate has expired.
+    Needs neither network nor models, and ends with 12 if something is wrong or
+    missing. The dates of certificates are not looked at: a signature stays good
+    when its certificate has expired.
 
     Example: crad-mesh audit crad-state/3 --ca ca.pem
     """

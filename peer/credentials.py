@@ -41,6 +41,7 @@ from peer.certificates import (
     public_key_of,
     refuse_authority,
 )
+from peer.words import in_days
 
 CA_FILE: Final = "ca.pem"
 CERTIFICATE_FILE: Final = "peer.pem"
@@ -116,15 +117,24 @@ def _begin(federation: str, peer: int) -> str:
 
 
 def load_files(
-    ca: Path, certificate: Path, key: Path, federation: str, peer: int, now: datetime | None = None
+    ca: Path,
+    certificate: Path,
+    key: Path,
+    federation: str,
+    peer: int,
+    now: datetime | None = None,
+    another: str | None = None,
 ) -> Credentials:
     """The same of files that lie anywhere; the folder of the result is the key's.
+
+    Args:
+        another: how to get another certificate; None for a renewal.
 
     Raises:
         CertificateError: they do not fit.
     """
     now = now or datetime.now(UTC)
-    other = f"'crad-mesh certs renew --tls-dir {key.parent}' asks for another one"
+    other = another or f"'crad-mesh certs renew --tls-dir {key.parent}' asks for another one"
     ca_pem, authorities = load_authorities(ca)
     certificate_pem, leaf = load_certificate(certificate)
     with_remedy = functools.partial(_in_file, certificate)
@@ -198,12 +208,18 @@ def load_certificate(
     return pem, found[0]
 
 
-def load_key(path: Path, remedy: str) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
+def load_key(path: Path, remedy: str, if_spoilt: str | None = None) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
     """Bytes and key of a file that is for its owner alone; of a link, what it leads to counts.
+
+    Args:
+        remedy: for a file that is not there.
+        if_spoilt: for one that is there and holds no key; None to move it away before, as nothing overwrites a key.
 
     Raises:
         CertificateError: others may read or write it, it cannot be read, or something else is in it.
     """
+    if path.exists():
+        remedy = if_spoilt or f"move it away first; then {remedy}"
     pem = read_file(path, "a private key", remedy, private=True)
     try:
         key = load_pem_private_key(pem, password=None)
@@ -224,13 +240,13 @@ def expiry_warning(credentials: Credentials, now: datetime | None = None) -> str
     folder = credentials.folder
     if (days := _days_if_few(credentials.certificate, now)) is not None:
         return (
-            f"{folder / CERTIFICATE_FILE}: expires on {date_text(credentials.not_after)}, in {_days(days)}; "
+            f"{folder / CERTIFICATE_FILE}: expires on {date_text(credentials.not_after)}, in {in_days(days)}; "
             f"'crad-mesh certs renew --tls-dir {folder}' asks for a new one, and this peer need not stop for it"
         )
     if (days := _days_if_few(issuer := credentials.issuer, now)) is not None:
         return (
             f"{folder / CA_FILE}: the CA's certificate expires on {date_text(issuer.not_valid_after_utc)}, in "
-            f"{_days(days)}; whoever runs the CA must make a new one with 'crad-mesh certs init-ca', and then every "
+            f"{in_days(days)}; whoever runs the CA must make a new one with 'crad-mesh certs init-ca', and then every "
             f"peer asks for a new certificate with 'crad-mesh certs renew'"
         )
     return None
@@ -239,10 +255,6 @@ def expiry_warning(credentials: Credentials, now: datetime | None = None) -> str
 def _days_if_few(certificate: x509.Certificate, now: datetime | None) -> float | None:
     days, life = days_left(certificate, now), certificate.not_valid_after_utc - certificate.not_valid_before_utc
     return days if days < min(WARN_DAYS, life / timedelta(days=3)) else None
-
-
-def _days(days: float) -> str:
-    return f"{days:.0f} days" if days >= 1.5 else "1 day" if days >= 1 else "less than a day"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

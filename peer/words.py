@@ -25,3 +25,10 @@ def in_bytes(number: float) -> str:
         if number < 999.5 or unit == "TB":
             break
     return f"{number:.1f} {unit}" if number < 9.95 else f"{number:.0f} {unit}"
+
+
+def in_days(days: float) -> str:
+    """A positive number of days, rounded: ``1 day``."""
+    if days < 0.95:
+        return "less than a day"
+    return "1 day" if days < 1.5 else f"{days:.0f} days"

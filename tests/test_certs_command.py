@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import crad_p2p.durable
 from crad_p2p.errors import CertificateError, CradError, ExitCode
-from launch.authority import make_request, new_key, to_pem
+from launch.authority import load_authority, load_request, make_request, new_key, sign_request, to_pem
 from launch.cli import app
 from peer.credentials import Credentials, load_authorities, load_credentials
 
@@ -92,7 +93,7 @@ def test_from_a_ca_to_a_peers_directory(run: Run) -> None:
     assert "peer-0.pem: certificate of peer 0 of federation colon" in signed
     assert "(365 days left)" in signed
     assert "send peer-0.pem and crad-ca/ca.pem to the site of peer 0" in signed
-    assert "if it has a ca.pem already, without --ca" in signed
+    assert "crad-mesh certs install peer-0.pem --ca ca.pem\nor, if it has a ca.pem already, without" in signed
     assert fingerprint_in(asked, "key fingerprint") == fingerprint_in(signed, "key fingerprint")
 
     installed = run("install peer-0.pem --ca crad-ca/ca.pem").output
@@ -198,7 +199,9 @@ def test_certificates_that_do_not_fit(run: Run) -> None:
     refused(run, f"install crad-tls/0/peer.csr {ca}", "holds a request; expected a peer's certificate")
     refused(run, f"install crad-ca/ca.pem {ca}", "crad-ca/ca.pem: names no URI")
     run("init-ca --federation colon --out other")
-    refused(run, "install peer-0.pem --ca other/ca.pem", "peer-0.pem: is not issued by a CA", "other/ca.pem")
+    said = refused(run, "install peer-0.pem --ca other/ca.pem", "peer-0.pem: is from another CA, ", "other/ca.pem")
+    assert fingerprint_in(run("inspect other/ca.pem").output, "") in said
+    assert "renew" not in said  # there is nothing to renew yet
     refused(
         run, "install peer-0.pem --ca peer-1.pem", "peer-1.pem: holds a certificate, ", "not the certificate of a CA"
     )
@@ -322,7 +325,110 @@ def test_inspect_directories(run: Run) -> None:
         load_credentials(Path("crad-tls/0"), "colon", 0)
     assert refused(run, "inspect crad-tls/0") == str(caught.value)
     Path("empty").mkdir()
-    refused(run, "inspect empty", "empty/peer.pem: is not there")
+    refused(run, "inspect empty", "empty: holds no certificate", "such as crad-tls/0")
+
+
+def test_what_is_wrong_with_a_directory_is_said_once(run: Run) -> None:
+    enrol(run)
+    Path("crad-tls/0/peer.key").write_text("junk")
+    ended = run("inspect crad-tls/0", CertificateError)
+    assert str(ended.exception).startswith("crad-tls/0/peer.key: holds no PEM block")
+    assert "crad-tls/0/peer.key" not in ended.output
+    Path("crad-tls/0/next.csr").write_text("junk")  # two things are two sentences
+    assert "crad-tls/0/next.csr: holds no PEM block" in run("inspect crad-tls/0", CertificateError).output
+
+
+def test_inspect_the_directory_of_directories(run: Run) -> None:
+    enrol(run, 0)
+    enrol(run, 1)
+    said = run("inspect crad-tls").output
+    assert "crad-tls/0: accepted as peer 0" in said
+    assert "crad-tls/1: accepted as peer 1" in said
+    Path("crad-tls/1/ca.pem").unlink()
+    ended = run("inspect crad-tls", CertificateError)
+    assert "crad-tls/0: accepted as peer 0" in ended.output
+    assert "crad-tls/1/ca.pem: is not there" in ended.output
+    assert str(ended.exception) == "crad-tls: not accepted is crad-tls/1, for the reasons above"
+
+
+# --- advice that leads somewhere --------------------------------------------------------------------------------------
+
+
+def test_a_spoilt_key_is_replaced_as_the_message_says(run: Run) -> None:
+    enrol(run)
+    Path("crad-tls/0/peer.key").write_text("junk")
+    with pytest.raises(CertificateError, match="move it away first; then 'crad-mesh certs request --id 0 --federation"):
+        load_credentials(Path("crad-tls/0"), "colon", 0)
+    Path("crad-tls/0/peer.key").unlink()
+    run("request --id 0 --federation colon")
+    run("sign crad-tls/0/peer.csr --id 0 --out again.pem")
+    run("install again.pem")
+    assert load_credentials(Path("crad-tls/0"), "colon", 0).peer == 0
+
+
+def test_a_spoilt_key_of_the_ca(run: Run) -> None:
+    run("init-ca --federation colon")
+    Path("crad-ca/ca.key").write_text("junk")
+    said = refused(run, "inspect crad-ca", "crad-ca/ca.key: holds no PEM block", "put back the copy")
+    assert "move it away" not in said
+
+
+def test_a_certificate_that_was_too_old_when_it_came_is_signed_again(run: Run) -> None:
+    """Nothing is in use yet that could be renewed."""
+    run("init-ca --federation colon")
+    run("request --id 0 --federation colon")
+    request = load_request(Path("crad-tls/0/peer.csr"))
+    authority = load_authority(Path("crad-ca"))
+    early = datetime.now(UTC) - timedelta(days=20)
+    Path("old.pem").write_bytes(to_pem(sign_request(authority, request, 0, 10, now=early)))
+    said = refused(run, "install old.pem --ca crad-ca/ca.pem", "old.pem: expired on", "have peer.csr signed again")
+    assert "renew" not in said
+
+
+def test_renewing_what_has_expired(run: Run) -> None:
+    credentials = enrol(run)
+    authority = load_authority(Path("crad-ca"))
+    request = make_request(credentials.key, "colon", 0)
+    early = datetime.now(UTC) - timedelta(days=20)
+    Path("crad-tls/0/peer.pem").write_bytes(to_pem(sign_request(authority, request, 0, 10, now=early)))
+    said = run("renew").output
+    assert re.search(r"peer\.pem: expired on 20.* UTC, and no peer accepts it", said)
+    assert "stays in use" not in said
+
+
+def test_who_has_had_a_certificate_needs_no_ca_with_the_next(run: Run) -> None:
+    enrol(run, 0)
+    run("renew")
+    Path("next").mkdir()
+    Path("crad-tls/0/next.csr").rename("request")  # it is listed what was signed before
+    said = run("sign request --id 0 --out new.pem").output
+    Path("request").rename("crad-tls/0/next.csr")
+    assert "  crad-mesh certs install new.pem\nand needs --ca and crad-ca/ca.pem only if it has no ca.pem yet" in said
+    run("init-ca --federation colon --out next-ca")  # with --ca its answer would drop the CA before too early
+    assert "install new.pem\n" in run("sign crad-tls/0/next.csr --id 0 --ca next-ca --out next/new.pem").output
+    run("request --id 1 --federation colon")
+    with Path("crad-ca/issued.jsonl").open("a") as file:
+        file.write("damaged\n")
+    assert "  crad-mesh certs install peer-1.pem --ca ca.pem\n" in run("sign crad-tls/1/peer.csr --id 1").output
+
+
+@pytest.mark.parametrize("days", [0, -1, 3651])
+def test_how_long_a_certificate_may_be_good(run: Run, days: int) -> None:
+    enrol(run)
+    run("renew")
+    refused(
+        run,
+        f"sign crad-tls/0/next.csr --id 0 --out new.pem --days {days}",
+        f"--days {days}: must be from 1 to 3650",
+        code=ExitCode.USAGE,
+    )
+    assert not Path("new.pem").exists()
+
+
+def test_a_day_is_no_days(run: Run) -> None:
+    run("init-ca --federation colon")
+    run("request --id 0 --federation colon")
+    assert "(1 day left)" in run("sign crad-tls/0/peer.csr --id 0 --days 1").output
 
 
 # --- help -------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ TORCH_FREE = (
     "snapshot",
     "results",
     "commands",
+    "lines",
     "starting",
     "parent",
 )
