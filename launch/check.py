@@ -15,11 +15,12 @@ from rich.text import Text
 from crad_p2p.errors import CertificateError, CradError, ExitCode, PortTakenError
 from crad_p2p.federation import Federation, is_loopback
 from launch.preflight.greet import Caller, NoAnswerError, WrongAnswerError, greet
-from launch.preflight.here import check_certificate, check_state, describe_federation, why_not_bound
+from launch.preflight.here import check_certificate, check_state, describe_federation
 from launch.preflight.learner import ask_learner, data_message, describe_data, describe_failure
 from launch.preflight.others import Other, judge, judge_calls, judge_refusals, look_at
 from launch.preflight.probe import Probe
 from peer._proto.crad.v1 import peer_pb2
+from peer.binding import why_not_bound
 from peer.channels import require_loopback
 from peer.findings import Finding, Level, failed_by, failure, ok, warning
 from peer.host import Host
@@ -116,7 +117,7 @@ class Check:
             if others and is_probing:
                 yield judge_calls(others, callers, self._host.listen, self._wait)
             if probe is not None and probe.refusals.counts:
-                yield judge_refusals(probe.refusals.counts)
+                yield judge_refusals(probe.refusals.counts, probe.refusals.addresses)
             yield check_proxies(self._environment, _unreached(others))
 
     def _check_transport(self) -> Finding:

@@ -30,12 +30,15 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.intake import MessageError, parse
 from peer.refusals import Refusals
 from peer.tls import CallerError, Tls
+from peer.words import address_in
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE = "crad.v1.Peer"
+#: Somebody whose certificate does not say who it is.
+UNKNOWN = "an unknown caller"
 _UNARY: dict[str, type[Message]] = {
     "Hello": peer_pb2.HelloRequest,
     "GetManifest": peer_pb2.GetManifestRequest,
@@ -63,7 +66,7 @@ class _Open:
     def __init__(self, caller: int | None, context: Context) -> None:
         self.caller = caller
         self.context = context
-        self.name = "a caller" if caller is None else f"peer {caller}"
+        self.name = UNKNOWN if caller is None else f"peer {caller}"
         self.key: int | str = context.peer() if caller is None else caller
         self.end_with: tuple[grpc.StatusCode, str] | None = None
         self._is_writing = False
@@ -111,7 +114,7 @@ class Call:
 
     def note(self, reason: str, detail: str) -> None:
         """Count something that is wrong with the caller, and log it, but not every time."""
-        self.refusals.add("a caller" if self.caller is None else f"peer {self.caller}", reason, detail)
+        self.refusals.add(UNKNOWN if self.caller is None else f"peer {self.caller}", reason, detail)
 
     async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
         """End the call with an error for the caller."""
@@ -140,7 +143,13 @@ class Gate(grpc.GenericRpcHandler):
         self._calling = 0
         if tls is not None:
             # gRPC says nothing of handshakes that fail.
-            refusals.measure("a caller", "connected and made no call", partial(self._silent, tls))
+            remedy = (
+                "it has no certificate that is good here, speaks no TLS 1.3, was cut off, or looks who listens; its "
+                "address is not known. If a site cannot reach this peer, compare the CA's "
+                f"fingerprint with it ('crad-mesh certs inspect {tls.credentials.folder}'), and the end of its "
+                "certificate"
+            )
+            refusals.measure(UNKNOWN, "connected and made no call", partial(self._silent, tls), remedy)
         # Requests stay raw bytes until the caller is known.
         self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.stream_stream_rpc_method_handler(handle, response_serializer=_raw)
@@ -165,7 +174,7 @@ class Gate(grpc.GenericRpcHandler):
 
     def refuse_unknown(self) -> None:
         """Count a call by a name that no call has."""
-        self._refusals.add("a caller", "unknown method")
+        self._refusals.add(UNKNOWN, "unknown method")
 
     def _unary(self, name: str, kind: type[Message]) -> Callable[[Any, Context], Coroutine[Any, Any, None]]:
         async def handle(_: Any, context: Context) -> None:
@@ -220,10 +229,14 @@ class Gate(grpc.GenericRpcHandler):
         try:
             caller = self._tls.caller(context.auth_context()).peer
         except CallerError as error:
-            await self._refuse(context, "a caller", "certificate", str(error), grpc.StatusCode.UNAUTHENTICATED)
+            remedy = "if that is a site of this federation, have it look at its files with 'crad-mesh certs inspect'"
+            self._refusals.add_stranger(UNKNOWN, address_in(context.peer()), "certificate", str(error), remedy)
+            await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
         if caller not in self._members:
             text = f"peer {caller} is not in the federation file"
-            await self._refuse(context, f"peer {caller}", "not a member", text, grpc.StatusCode.PERMISSION_DENIED)
+            remedy = "give both sites the same file, or ask whoever runs the CA for whom that certificate was signed"
+            self._refusals.add_stranger(f"peer {caller}", address_in(context.peer()), "not a member", text, remedy)
+            await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, text)
         return caller
 
     def _note_connection(self, connection: str) -> None:
@@ -278,6 +291,10 @@ class Gate(grpc.GenericRpcHandler):
 
     async def _refuse(self, context: Context, who: str, reason: str, text: str, code: grpc.StatusCode) -> NoReturn:
         self._refusals.add(who, reason, text)
+        await self._abort(context, code, text)
+
+    @staticmethod
+    async def _abort(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:
         await context.abort(code, text)
         raise AssertionError("abort raises")
 

@@ -28,6 +28,8 @@ def describe_disagreement(
 ) -> str | None:
     """The first thing in which the other peer differs, with both values; None if it runs the same."""
     there, here = f"peer {other.peer}", f"peer {own_id}"
+    if other.peer == own_id:  # of which two are running
+        there, here = f"the other process of {here}", "this one"
     if other.protocol != PROTOCOL:
         return f"the protocol version is {other.protocol} on {there} and {PROTOCOL} on {here}"
     if other.software != __version__:

@@ -164,6 +164,8 @@ def check_seen(reply: peer_pb2.HelloReply, federation: Federation, own_id: int, 
     """
     manifest = Manifest.from_bytes(reply.seen_manifest)
     said = (federation.digest(), own_id, reply.seen_round, reply.seen_sha256)
+    if manifest.run != federation.digest():
+        raise ValueError("the manifest is of another run, with other settings")
     if (manifest.run, manifest.peer, manifest.round, manifest.sha256) != said:
         raise ValueError(f"the manifest is of round {manifest.round} of peer {manifest.peer}, or of other bytes")
     check_signature(manifest, federation.federation, authorities)

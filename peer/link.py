@@ -140,7 +140,7 @@ class Link:
             try:
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
-                if is_up is False:  # the log has a line that it was not
+                if not is_up:  # once, and again after a line that it was not
                     logger.info("peer %d at %s: connected", self.peer, self._address)
                 is_up = True
                 self._on_connection(self.peer, True)
@@ -285,15 +285,16 @@ class Link:
         async with self._call() as stub:
             reply = await self._answer(peer_pb2.HelloReply, stub.Hello(request, timeout=self._waits.connect))
             self._require_proof(reply, request.nonce)
+            self._refuse_difference(reply)  # before: of another run it has had, and proves, other rounds
             self._forget_unproved(reply)
-            self._refuse_difference(reply)
         return reply
 
     async def _look_closer(self) -> str | None:
         """Why no connection comes about; looked at now and then, since the reason rarely changes."""
         now = asyncio.get_running_loop().time()
         if self._tls is not None and now >= self._look_again:
-            self._stranger = await describe_stranger(self._address, self.peer, self._tls)
+            found = await describe_stranger(self._address, self.peer, self._tls)
+            self._stranger = None if found is None else str(found)
             self._look_again = now + _LOOK
         return self._stranger
 
@@ -364,8 +365,11 @@ class Link:
                 self._redial(line)
             name = error.code().name.lower().replace("_", " ")
             details = error.details() or ""
+            said = in_short(details)
             raise _CallError(
-                f"{name} ({in_short(details)})", error.code(), is_of_tls=any(map(details.__contains__, _TLS_FAILED))
+                f"{name} ({said})" if said else name,
+                error.code(),
+                is_of_tls=any(map(details.__contains__, _TLS_FAILED)),
             ) from None
         except TimeoutError:
             self._redial(line)
@@ -423,7 +427,7 @@ class Link:
                 if state.leaving:
                     return True
                 if self._is_renewed:
-                    raise _CallError("this peer has a new certificate")
+                    raise _CallError("this peer has new certificate files")
                 if self._valid_until is not None and datetime.now(UTC) >= self._valid_until:
                     raise _CallError("its certificate has expired")
                 size = state.ByteSize()

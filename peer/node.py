@@ -170,6 +170,8 @@ class Node:
             others = exchange.collected_by.keys()
             self._had_served_all = bool(others) and exchange.served >= others
             self._start_work()
+            if (last := self._store.last_round()) >= 0:
+                logger.info("continues after round %d of %d", last, self._federation.rounds)
             self._publisher.sign_again()
             for number in self._store.kept_rounds():
                 exchange.published(self._store.manifest(number))
@@ -343,9 +345,10 @@ class Node:
                 raise IncompleteError(
                     f"{name_peers(missing)} {'has' if len(missing) == 1 else 'have'} not been reached within "
                     f"{self._waits.start:g} s of the start; see whether {name_peers(missing)} "
-                    f"{'runs' if len(missing) == 1 else 'run'} at the address in the file, and "
-                    f"start the same command again (--start-wait gives them longer)"
-                    + "".join(f"; {trouble}" for trouble in self._exchange.troubles())
+                    f"{'runs' if len(missing) == 1 else 'run'} at the address in the file"
+                    + ("" if self._tls is None else ", with a certificate of the CA that is trusted here")
+                    + " ('crad-mesh check' tells more), and start the same command again (--start-wait gives them "
+                    "longer)" + "".join(f"; {trouble}" for trouble in self._exchange.troubles())
                 )
             case e.Finish():
                 best = self._best.round if self._best.round is not None else self._barrier.published

@@ -27,6 +27,7 @@ from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from peer._proto.crad.v1 import peer_pb2
 from peer.accepting import make_server
+from peer.binding import why_not_bound
 from peer.channels import server_options
 from peer.gate import SERVICE, Call, Gate
 from peer.hello import PROTOCOL, describe_disagreement
@@ -268,9 +269,9 @@ class Server:
         except RuntimeError:
             bound = 0
         if not bound:
-            raise PortTakenError(
-                f"cannot listen on {self._listen}: the port is taken by another process, or the address is not of this "
-                f"machine; free the port, or give another address with --listen"
+            raise why_not_bound(self._listen) or PortTakenError(
+                f"cannot listen on {self._listen}: the port was taken just now; start the same command again, or give "
+                f"another address with --listen"
             )
         return server
 

@@ -8,28 +8,51 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from peer.certificates import certificate_from_der, check_issued, identity_of
-from peer.credentials import CERTIFICATE_FILE, KEY_FILE
+from peer.certificates import (
+    certificate_from_der,
+    check_issued,
+    date_text,
+    identity_of,
+)
+from peer.credentials import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+)
 from peer.tls import Tls
 
 #: Seconds for one look.
 _PATIENCE = 1.5
 
 
-async def describe_stranger(address: str, peer: int, tls: Tls) -> str | None:
+@dataclass(frozen=True)
+class Stranger:
+    """Why no connection comes about, and who can mend that, and how."""
+
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}"
+
+
+async def describe_stranger(address: str, peer: int, tls: Tls) -> Stranger | None:
     """Why no connection with that peer comes about at HOST:PORT; None if nothing is found that would say so."""
     try:
         async with asyncio.timeout(_PATIENCE):
             return await _look(address, peer, tls)
     except ssl.SSLError as error:
-        return f"no TLS 1.3 handshake comes about ({error.reason or error})"
+        return Stranger(
+            f"no TLS 1.3 handshake comes about ({error.reason or error})",
+            f"ask the site of peer {peer} what runs there: another program, or a peer with --insecure",
+        )
     except (OSError, TimeoutError):
         return None
 
 
-async def _look(address: str, peer: int, tls: Tls) -> str | None:
+async def _look(address: str, peer: int, tls: Tls) -> Stranger | None:
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to see it, whatever it is
@@ -46,7 +69,7 @@ async def _look(address: str, peer: int, tls: Tls) -> str | None:
             # A server that does not accept this peer's certificate says so only after the handshake.
             await reader.read(1)
         except ssl.SSLError as error:
-            return f"it refuses the certificate of this peer ({error.reason or error})"
+            return _refused(error, peer, tls)
         return None
     finally:
         writer.close()
@@ -54,13 +77,47 @@ async def _look(address: str, peer: int, tls: Tls) -> str | None:
             await writer.wait_closed()
 
 
-def _fault_of(der: bytes, peer: int, tls: Tls) -> str | None:
+def _refused(error: ssl.SSLError, peer: int, tls: Tls) -> Stranger:
+    own = tls.credentials
+    text = f"it refuses the certificate of this peer ({error.reason or error})"
+    if datetime.now(UTC) > own.not_after:
+        return Stranger(
+            f"{text}, which expired on {date_text(own.not_after)}",
+            f"renew it here: 'crad-mesh certs renew --tls-dir {own.folder}'",
+        )
+    return Stranger(text, _compare(peer, tls))
+
+
+def _compare(peer: int, tls: Tls) -> str:
+    shows = f"'crad-mesh certs inspect {tls.credentials.folder}' shows it"
+    return f"compare the CA's fingerprint with the site of peer {peer} ({shows}), and ask whoever runs the CA"
+
+
+def _fault_of(der: bytes, peer: int, tls: Tls) -> Stranger | None:
+    expected, now = f"expected one of peer {peer}", datetime.now(UTC)
     try:
         certificate = certificate_from_der(der)
         found = identity_of(certificate, tls.credentials.federation)
-        if found != peer:
-            return f"the certificate there is that of peer {found}, expected that of peer {peer}"
-        check_issued(certificate, tls.authorities, datetime.now(UTC))
     except ValueError as error:
-        return f"the certificate there {error}; expected one of peer {peer}"
+        remedy = f"see that this is the address of peer {peer}, and ask that site what runs there"
+        return Stranger(f"the certificate there {error}; {expected}", remedy)
+    if found != peer:
+        return Stranger(
+            f"the certificate there is that of peer {found}, expected that of peer {peer}",
+            f"see that this is the address of peer {peer}, and ask that site which id it has started",
+        )
+    try:
+        check_issued(certificate, tls.authorities, None)
+    except ValueError as error:
+        return Stranger(f"the certificate there {error}; {expected}", _compare(peer, tls))
+    try:
+        check_issued(certificate, tls.authorities, now)
+    except ValueError as error:
+        if now > certificate.not_valid_after_utc:
+            remedy = f"the site of peer {peer} must renew it, with 'crad-mesh certs renew' there"
+        elif now < certificate.not_valid_before_utc:
+            remedy = f"set the clock right, here or at the site of peer {peer}"
+        else:
+            remedy = "whoever runs the CA must make a new one, with 'crad-mesh certs init-ca'"
+        return Stranger(f"the certificate there {error}", remedy)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from urllib.parse import unquote
 
 from crad_p2p.foreign import printable
 
@@ -15,7 +16,14 @@ def name_peers(ids: Iterable[object]) -> str:
 
 def in_short(details: str) -> str:
     """gRPC's words; of a connection that failed only the cause, which it says after all addresses and layers."""
-    return printable(details.rpartition(": ")[2] if "last error: " in details else details, 200)
+    cause = details.rpartition(": ")[2] if "last error: " in details else details
+    return "" if cause == "OK" else printable(cause, 200)  # so it calls some connections that have ended
+
+
+def address_in(connection: str) -> str:
+    """HOST:PORT of the other end of a connection, as gRPC names it: ``ipv4:10.0.0.7:41236``."""
+    scheme, _, rest = connection.partition(":")
+    return printable(unquote(rest) if scheme in ("ipv4", "ipv6") else connection, 100)
 
 
 def in_bytes(number: float) -> str:

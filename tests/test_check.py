@@ -26,8 +26,8 @@ from crad_p2p.federation import load_federation
 from crad_p2p.snapshot import TensorSpec
 from launch.authority import throwaway
 from launch.check import Check, show, verdict
-from launch.preflight.greet import Caller, Greeting
-from launch.preflight.here import check_certificate
+from launch.preflight.greet import Caller, Greeting, WrongAnswerError
+from launch.preflight.here import check_certificate, check_state
 from launch.preflight.learner import describe_failure
 from launch.preflight.others import Other, judge, judge_calls, judge_refusals
 from peer._proto.crad.v1 import peer_pb2
@@ -226,6 +226,16 @@ def test_the_state_directory_of_another_run(tmp_path: Path) -> None:
     assert "rounds is 7 in the state directory and 2 in the federation file" in findings["state"].text
 
 
+def test_a_run_that_is_finished(tmp_path: Path) -> None:
+    federation = load_federation(federation_file(tmp_path))
+    store = Store(tmp_path / "state-0")
+    store.open(federation, 0)
+    store.close()
+    for number, said in ((0, "goes on after round 0"), (2, "all 2 rounds are done")):
+        store.round_dir(number).mkdir()
+        assert said in check_state(store, federation, 0)[0].text
+
+
 def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
     file = federation_file(tmp_path)
     findings = found(file, state_dir=file / "state")
@@ -253,7 +263,7 @@ def test_a_port_that_another_program_has(tmp_path: Path) -> None:
     with listener(port, closes=True):
         findings = found(file)
     assert failures(findings) == [("address", ExitCode.PORT_TAKEN)]
-    assert re.search(r"another process has the port; free the port, or", findings["address"].text)
+    assert re.search(r"the port is taken by another process; free it", findings["address"].text)
     assert failures(found(file)) == []
 
 
@@ -351,6 +361,12 @@ def test_a_certificate_of_another_ca_there(mesh: Callable[..., Peers]) -> None:
     findings = found(peers.file, wait=0.0)
     assert failures(findings) == [("peer 1", ExitCode.CERTIFICATE)]
     assert "is not issued by a CA that is trusted here" in findings["peer 1"].text
+    assert "compare the CA's fingerprint with the site of peer 1" in findings["peer 1"].remedy
+    assert re.match(
+        r"nobody has called .*: something answers at the address of peer 1, but with a certificate that is not trusted",
+        findings["reachable"].text,
+    )
+    assert findings["reachable"].remedy.startswith("ask the site of peer 1, and whoever runs the CA")
 
 
 def test_a_forwarded_port_without_a_peer_behind_it_is_a_warning(mesh: Callable[..., Peers]) -> None:
@@ -411,7 +427,15 @@ def test_lines_about_calls() -> None:
     assert judge_calls(both, {1, 2}, "c:1", 10.0) == ok("reachable", "peers 1, 2 have called c:1")
     assert judge_calls(both, {2}, "c:1", 10.0).text == "peer 1 is up, and has not called c:1 within 10 s"
     assert judge_calls([Other(1, "a:1")], set(), "c:1", 10.0).level is Level.WARNING
-    assert "peer 7: not a member" in judge_refusals({("peer 7", "not a member"): 3}).text
+    mistrusted = [Other(j, "a:1", wrong=WrongAnswerError(ExitCode.CERTIFICATE, "", "")) for j in (1, 2)]
+    assert "something answers at the address of peers 1, 2" in judge_calls(mistrusted, set(), "c:1", 10.0).text
+    assert judge_calls(mistrusted, {3}, "c:1", 10.0) == ok("reachable", "peer 3 has called c:1")
+    other = [Other(1, "a:1", wrong=WrongAnswerError(ExitCode.PEERS_DISAGREE, "", ""))]
+    assert judge_calls(other, set(), "c:1", 10.0).text.startswith("peer 1 answers, but runs something else")
+    stranger = ("an unknown caller", "certificate")
+    said = judge_refusals({stranger: 3}, {stranger: "10.0.0.7:41000"}).text
+    assert "an unknown caller at 10.0.0.7:41000: certificate" in said
+    assert "peer 7: not a member" in judge_refusals({("peer 7", "not a member"): 3}, {}).text
 
 
 # --- disk, memory, proxies --------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def kinds(field: Field) -> dict[str, tuple[Callable[[Connection], set[int]], dic
     nested = b""
     for _ in range(400):
         nested = b"\x0a" + bytes((len(nested) & 127 | 128, len(nested) >> 7)) + nested
-    no_request, unknown = {f"{ours}: no request": 1}, {"a caller: unknown method": 1}
+    no_request, unknown = {f"{ours}: no request": 1}, {"an unknown caller: unknown method": 1}
 
     def malformed(name: str) -> dict[str, int]:
         return {f"{ours}: malformed {name}": 1}
@@ -321,19 +321,26 @@ def test_certificates_that_must_not_be_used(field: Field) -> None:
         "TLS 1.2": tls_context(known.member(ENEMY), ssl.TLSVersion.TLSv1_2),
     }
     in_gate = {
-        "another federation": (tls_context(known.of_another_federation(ENEMY)), "a caller: certificate"),
-        "two names": (tls_context(known.with_two_names(ENEMY, FRIEND)), "a caller: certificate"),
+        "another federation": (tls_context(known.of_another_federation(ENEMY)), "an unknown caller: certificate"),
+        "two names": (tls_context(known.with_two_names(ENEMY, FRIEND)), "an unknown caller: certificate"),
         "no member": (tls_context(known.member(77)), "peer 77: not a member"),
     }
     number = 20
-    silent = "a caller: connected and made no call"
-    counts = {"a caller: certificate": 2 * number, "peer 77: not a member": number, silent: 4 * number}
+    silent = "an unknown caller: connected and made no call"
+    counts = {"an unknown caller: certificate": 2 * number, "peer 77: not a member": number, silent: 4 * number}
     with field.attacked(counts=counts):
         for _ in range(number):
             for name, context in in_handshake.items():
                 assert not attempt(field, context), name
             for name, (context, _) in in_gate.items():
                 assert attempt(field, context), name
+    said = field.peer.output
+    for who, reason in (("an unknown caller", "certificate"), ("peer 77", "not a member")):
+        lines = re.findall(rf"WARNING refused a call of {who} at 127\.0\.0\.1:\d+: {reason} \(.*\); \w.*", said)
+        assert len(lines) == 1, said[-2000:]
+    field.peer.says(
+        r"WARNING an unknown caller connected and made no call, .*: it has no certificate that is good here"
+    )
 
 
 # --- floods -----------------------------------------------------------------------------------------------------------

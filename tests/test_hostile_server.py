@@ -27,14 +27,14 @@ from wire import (
     until,
 )
 
-from crad_p2p.errors import ConfigurationError, IncompleteError
+from crad_p2p.errors import ConfigurationError, IncompleteError, PeersDisagreeError
 from crad_p2p.snapshot import SnapshotError
 from launch.authority import throwaway
 from peer import accepting
 from peer._proto.crad.v1 import peer_pb2
 from peer.accepting import make_server
 from peer.channels import Waits
-from peer.intake import LARGEST_CHUNK_BYTES
+from peer.intake import LARGEST_CHUNK_BYTES, check_seen
 from peer.link import Link
 from peer.tls import Tls
 
@@ -180,6 +180,42 @@ def test_a_transfer_without_progress_is_asked_for_again_in_a_line(
     with caplog.at_level(logging.INFO):
         test()
     assert caplog.text.count(said) == 1
+
+
+# --- what it has had --------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_one_of_another_run_is_told_so_and_not_that_it_proves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    throwaway(tmp_path / "tls", "link-test", [ME, PEER])
+    own, theirs = (Tls(tmp_path / "tls" / str(i), "link-test", i) for i in (ME, PEER))
+
+    class Remembers(Noting):
+        async def Hello(self, request: Any, call: Any) -> peer_pb2.HelloReply:
+            reply = await super().Hello(request, call)
+            reply.seen_round, reply.seen_sha256, reply.seen_manifest = 3, "0" * 64, manifest_of(3).to_bytes()
+            return reply
+
+    remote = Remote(tmp_path / "remote", Remembers)
+    remote.servicer = Remembers(federation(remote.port, rounds=7), PEER, remote.store, remote.status, None, theirs)
+    await remote.start()
+    link = Link(federation(remote.port), ME, PEER, IMPATIENT, tls=own)
+    try:
+        with pytest.raises(PeersDisagreeError, match="rounds is 7 in the file of peer 1 and 300 in the file of peer 0"):
+            await link.hello()
+    finally:
+        await link.close()
+        await remote.stop()
+        remote.close()
+    assert "does not prove it" not in caplog.text
+
+
+def test_a_manifest_of_another_run_proves_nothing() -> None:
+    reply = peer_pb2.HelloReply(seen_round=3, seen_sha256="0" * 64, seen_manifest=manifest_of(3).to_bytes())
+    with pytest.raises(ValueError, match="the manifest is of another run, with other settings"):
+        check_seen(reply, federation(1, rounds=7), PEER, ())
 
 
 # --- who it is --------------------------------------------------------------------------------------------------------

@@ -106,13 +106,17 @@ async def test_a_cancelled_call_is_made_again(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_peers_that_agree_are_connected_and_hear_from_one_another(tmp_path: Path) -> None:
+async def test_peers_that_agree_are_connected_and_hear_from_one_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     witness = Witness()
     async with serving(tmp_path) as remote:
         link = witness.link(remote.port)
         task = asyncio.create_task(link.watch())
         await witness.connection(True)
         assert (await witness.state_with(lambda _: True)).round == 0
+        assert caplog.messages.count(f"peer 1 at 127.0.0.1:{remote.port}: connected") == 1
         await stopped(task)
         await link.close()
 

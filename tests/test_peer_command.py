@@ -333,7 +333,8 @@ def test_stopped_or_killed_at_any_time_the_same_command_continues(
 
     killed = start(*command)
     killed.reach(reached + 3)
-    assert f"round {reached} of" not in killed.output  # committed rounds are not trained again
+    assert f"INFO    continues after round {reached} of 100000\n" in killed.output
+    assert f"round {reached} of 100000 is published" not in killed.output  # committed rounds are not trained again
     learner = killed.learner()
     killed.process.kill()
     assert killed.ended() == -signal.SIGKILL

@@ -232,7 +232,10 @@ def test_the_start_wait_over_all_that_are_up_end_and_name_the_missing(mesh: Call
 def test_one_that_is_missing_at_the_start_is_named_in_the_singular(mesh: Callable[..., Peers]) -> None:
     peers = mesh(2, rounds=3)
     alone = peers.start(1, "--start-wait", "0.5")
-    sentence = r"peer 0 has not been reached within 0\.5 s of the start; see .*"
+    sentence = (
+        r"peer 0 has not been reached within 0\.5 s of the start; see whether peer 0 runs at the address in the file, "
+        r"with a certificate of the CA that is trusted here \('crad-mesh check' tells more\), and start .*"
+    )
     code = alone.ended(20)
     assert_one_sentence(alone.output, code, ExitCode.INCOMPLETE, sentence)
 

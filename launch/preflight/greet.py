@@ -93,13 +93,9 @@ async def greet(caller: Caller, peer: int, address: str, seconds: float = _PATIE
                 "ask that site which CA it trusts" if is_certificate else "give both the same federation file",
             ) from None
         if caller.tls is not None and (found := await describe_stranger(address, peer, caller.tls)):
-            if "EOF" in found:
+            if "EOF" in found.text:
                 raise NoAnswerError(_CLOSED) from None
-            raise WrongAnswerError(
-                ExitCode.CERTIFICATE,
-                found,
-                f"see that this is the address of peer {peer}, and that both sites have certificates of the same CA",
-            ) from None
+            raise WrongAnswerError(ExitCode.CERTIFICATE, found.text, found.remedy) from None
         name = error.code().name.lower().replace("_", " ")
         slow = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         if any(map(details.__contains__, _ENDED)):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 from datetime import datetime
 
-from crad_p2p.errors import ConfigurationError, ExitCode, PortTakenError
+from crad_p2p.errors import ConfigurationError, ExitCode
 from crad_p2p.federation import Federation
 from peer.certificates import days_left
 from peer.credentials import Credentials, expiry_warning
 from peer.disk_space import existing
 from peer.findings import Finding, failed_by, failure, ok, warning
 from peer.store import Store
+from peer.words import in_days
 
 
 def describe_federation(federation: Federation, own_id: int) -> Finding:
@@ -35,7 +34,7 @@ def check_certificate(credentials: Credentials, now: datetime | None = None) -> 
     return ok(
         "certificate",
         f"of peer {credentials.peer} of {credentials.federation}, valid until {credentials.not_after:%Y-%m-%d}, "
-        f"{days:.0f} days; the key is for its owner alone",
+        f"{in_days(days)}; the key is for its owner alone",
     )
 
 
@@ -64,33 +63,6 @@ def _check_state(store: Store, federation: Federation, own_id: int, holder: str 
         return ok(what, f"{root} is in use: this peer is running (process {holder})")
     if not belongs:
         return ok(what, f"{root} is new: this peer begins with the first round")
+    if last >= federation.rounds:
+        return ok(what, f"{root}: all {last} rounds are done; started again, this peer only serves the others")
     return ok(what, f"{root}: this peer goes on after round {last}" if last >= 0 else f"{root} holds no round yet")
-
-
-def why_not_bound(listen: str) -> PortTakenError | None:
-    """Try to bind to HOST:PORT alone, as a server does; what to say if that fails."""
-    host, _, port = listen.rpartition(":")
-    host = "127.0.0.1" if host == "localhost" else host.strip("[]")  # as peers read it
-    remedy = "free the port, or give another address with --listen"
-    try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what an ended peer leaves behind is no matter
-            probe.bind(address)
-    except socket.gaierror as error:
-        reason, remedy = (
-            f"the name cannot be resolved ({error.strerror})",
-            "give an address of this machine with --listen",
-        )
-    except OSError as error:
-        reason = {
-            errno.EADDRINUSE: "another process has the port",
-            errno.EADDRNOTAVAIL: "the address is not of this machine",
-            errno.EACCES: "this user may not take this port",
-        }.get(error.errno or 0, f"{error.strerror}")
-        if error.errno == errno.EADDRNOTAVAIL:
-            remedy = "behind NAT or in a container, say where to listen here: --listen 0.0.0.0:" + port
-    else:
-        return None
-    return PortTakenError(f"cannot listen on {listen}: {reason}; {remedy}")

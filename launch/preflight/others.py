@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from crad_p2p.errors import ExitCode, IncompleteError
@@ -109,7 +109,7 @@ def _clock(ahead: float) -> str:
     return f"{abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}, which does no harm"
 
 
-def judge_calls(others: Iterable[Other], callers: Collection[int], listen: str, wait: float) -> Finding:
+def judge_calls(others: Sequence[Other], callers: Collection[int], listen: str, wait: float) -> Finding:
     """Have those that are up reached this peer?"""
     what = "reachable"
     up = [other.peer for other in others if other.is_up]
@@ -122,6 +122,8 @@ def judge_calls(others: Iterable[Other], callers: Collection[int], listen: str, 
             f"see that the address of this peer in {'its' if is_one else 'their'} federation file leads here, through "
             f"firewall and NAT",
         )
+    if not callers and (wrong := [other for other in others if other.wrong is not None]):
+        return _nobody_fits(wrong, listen)
     if not callers:
         return warning(
             what, f"nobody is up who could call {listen}", "check again when another peer runs, or is checked"
@@ -129,7 +131,29 @@ def judge_calls(others: Iterable[Other], callers: Collection[int], listen: str, 
     return ok(what, f"{name_peers(sorted(callers))} {'has' if len(callers) == 1 else 'have'} called {listen}")
 
 
-def judge_refusals(counts: Mapping[tuple[str, str], int]) -> Finding:
-    """Somebody called who must not."""
-    said = ", ".join(f"{who}: {reason}" for who, reason in sorted(counts))
+def _nobody_fits(wrong: Sequence[Other], listen: str) -> Finding:
+    """Others are up, and neither can they call here nor be called."""
+    named = name_peers(other.peer for other in wrong)
+    strangers = [other.peer for other in wrong if other.wrong and other.wrong.exit_code is ExitCode.CERTIFICATE]
+    if not strangers:
+        runs = "answers, but runs" if len(wrong) == 1 else "answer, but run"
+        return warning("reachable", f"{named} {runs} something else (see above), and nobody else has called {listen}")
+    return warning(
+        "reachable",
+        f"nobody has called {listen}: something answers at the address of {named}, but with a certificate that is not "
+        f"trusted here, or without trust in this one (see above)",
+        f"ask the site of {name_peers(strangers)}, and whoever runs the CA, which CA is right",
+    )
+
+
+def judge_refusals(counts: Mapping[tuple[str, str], int], addresses: Mapping[tuple[str, str], str]) -> Finding:
+    """Somebody called who must not.
+
+    Args:
+        addresses: the last one from which each of them came, where that is known.
+    """
+    said = ", ".join(
+        f"{who}{f' at {addresses[who, reason]}' if (who, reason) in addresses else ''}: {reason}"
+        for who, reason in sorted(counts)
+    )
     return warning("refused", f"calls were refused here ({said})", "see who else uses this address, or this CA")
