@@ -71,7 +71,8 @@ def show(console: Console, directory: Path, ca: Path | None, model: str | None) 
         _say(console, f"Manifests by round: {line.by_round()}")
         wrong += [] if line.is_whole else ["the lineage of the model is not all verified"]
     elif model is not None:
-        wrong.append(f"no rightly signed manifest is of --model {printable(model, 200)} (sha256 {sha256})")
+        digest = "" if model == sha256 else f" (sha256 {sha256})"
+        wrong.append(f"no rightly signed manifest is of --model {printable(model, 200)}{digest}")
     if wrong:
         raise AuditError(
             f"{directory}: {'; '.join(wrong)}; see above, and ask the sites concerned, or restore the files from a copy"

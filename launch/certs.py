@@ -141,7 +141,7 @@ def sign(
     if has_had_one:
         say(f"Next: send {out} to the site of peer {peer_id}, which runs")
         say(f"  crad-mesh certs install {out.name}")
-        say(f"and needs --ca and {ca / CA_FILE} only if it has no {CA_FILE} yet.")
+        say(f"With --ca and {ca / CA_FILE} it would trust that CA alone from then on.")
     else:
         say(f"Next: send {out} and {ca / CA_FILE} to the site of peer {peer_id}, which runs")
         say(f"  crad-mesh certs install {out.name} --ca {CA_FILE}")

@@ -11,16 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from peer.certificates import (
-    certificate_from_der,
-    check_issued,
-    date_text,
-    identity_of,
-)
-from peer.credentials import (
-    CERTIFICATE_FILE,
-    KEY_FILE,
-)
+from peer.certificates import certificate_from_der, check_issued, date_text, identity_of
+from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from peer.tls import Tls
 
 #: Seconds for one look.
@@ -109,7 +101,8 @@ def _fault_of(der: bytes, peer: int, tls: Tls) -> Stranger | None:
     try:
         check_issued(certificate, tls.authorities, None)
     except ValueError as error:
-        return Stranger(f"the certificate there {error}; {expected}", _compare(peer, tls))
+        trusted = f"expected one of a CA in {tls.credentials.folder / CA_FILE}"
+        return Stranger(f"the certificate there {error}; {trusted}", _compare(peer, tls))
     try:
         check_issued(certificate, tls.authorities, now)
     except ValueError as error:

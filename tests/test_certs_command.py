@@ -403,7 +403,7 @@ def test_who_has_had_a_certificate_needs_no_ca_with_the_next(run: Run) -> None:
     Path("crad-tls/0/next.csr").rename("request")  # it is listed what was signed before
     said = run("sign request --id 0 --out new.pem").output
     Path("request").rename("crad-tls/0/next.csr")
-    assert "  crad-mesh certs install new.pem\nand needs --ca and crad-ca/ca.pem only if it has no ca.pem yet" in said
+    assert "  crad-mesh certs install new.pem\nWith --ca and crad-ca/ca.pem it would trust that CA alone" in said
     run("init-ca --federation colon --out next-ca")  # with --ca its answer would drop the CA before too early
     assert "install new.pem\n" in run("sign crad-tls/0/next.csr --id 0 --ca next-ca --out next/new.pem").output
     run("request --id 1 --federation colon")
