@@ -11,41 +11,14 @@ from pathlib import Path
 
 from crad_p2p.durable import write_file
 from crad_p2p.foreign import printable
+from peer.quiet import Quiet
 
 logger = logging.getLogger(__name__)
 
 #: Different reasons and callers that are told apart; whoever invents more is counted under one.
 _MOST = 200
-#: Seconds for which the same stranger is not spoken of again: at first, and at last.
-_QUIET, _LONGEST_QUIET = 300.0, 86_400.0
 #: Looks at a number counted elsewhere, at all of which something must have been there to be spoken of.
 _LOOKS = 3
-
-
-class Quiet:
-    """Says how often the log may speak of each of many things: at once, and then ever more rarely.
-
-    Args:
-        most: things that are remembered; the rest is one.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = _MOST) -> None:
-        self._clock = clock
-        self._most = most
-        self._known: dict[object, tuple[float, float]] = {}  # until when nothing is said, and for how long
-
-    def may_speak(self, of: object) -> bool:
-        """Whether it is time; if so, not again for a while."""
-        now = self._clock()
-        if of not in self._known and len(self._known) >= self._most:
-            self._known = {key: (until, pause) for key, (until, pause) in self._known.items() if now < until + pause}
-            of = of if len(self._known) < self._most else None
-        until, pause = self._known.get(of, (now, _QUIET / 2))
-        if now < until:
-            return False
-        pause = min(2 * pause, _LONGEST_QUIET)
-        self._known[of] = now + pause, pause
-        return True
 
 
 @dataclass
@@ -79,7 +52,7 @@ class Refusals:
         self._path = path
         self._saved: dict[tuple[str, str], int] = {}
         self._measured: dict[tuple[str, str], _Measured] = {}
-        self._quiet = Quiet(clock)
+        self._quiet = Quiet(clock, _MOST)
 
     def add(self, who: str, reason: str, detail: str = "") -> None:
         """Count one."""

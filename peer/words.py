@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
@@ -17,7 +18,8 @@ def name_peers(ids: Iterable[object]) -> str:
 def in_short(details: str) -> str:
     """gRPC's words; of a connection that failed only the cause, which it says after all addresses and layers."""
     cause = details.rpartition(": ")[2] if "last error: " in details else details
-    return "" if cause == "OK" else printable(cause, 200)  # so it calls some connections that have ended
+    cause = re.sub(r"(^|: | \()OK\)?$", "", cause)  # so it calls why some connections have ended
+    return printable(cause, 200)
 
 
 def address_in(connection: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from peer.refusals import Quiet, Refusals
+from peer.quiet import Quiet
+from peer.refusals import Refusals
 from peer.words import address_in
 
 
@@ -22,12 +21,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    with caplog.at_level(logging.WARNING):
-        yield caplog.messages
 
 
 def stranger(refusals: Refusals, address: str, who: str = "an unknown caller") -> None:

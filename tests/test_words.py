@@ -26,6 +26,9 @@ def test_days(days: float, words: str) -> None:
         ),
         ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.7:1: OK", ""),
         ("OK", ""),
+        ("Stream removed (OK)", "Stream removed"),
+        ("Socket closed: OK", "Socket closed"),
+        ("Stream removed (Socket closed)", "Stream removed (Socket closed)"),
         ("peer 1 does not keep round 3", "peer 1 does not keep round 3"),
     ],
 )
