@@ -79,7 +79,7 @@ class Exchange:
         self._counts: dict[int, tuple[int, ...]] = {}  # n of every class, which a peer never changes
         self._shown: dict[int, tuple[int, bytes]] = {}
         self._have_same_data: set[int] = set()
-        self._have_other_data: set[int] = set()  # though it was the same before
+        self._have_other_data: set[int] = set()
         self._behind: set[int] = set()
         self._left: set[int] = set()  # they said so
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
@@ -166,14 +166,19 @@ class Exchange:
             self.served.add(peer)
             self._store.save_served(self.served)
         self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
-        if state.leaving:
+        if state.leaving and state.round == self._federation.rounds:
             self._lose_last(peer)
+        else:
+            self._left.discard(peer)  # it was started again
 
     def _compare_data(self, peer: int) -> None:
         """Both sides cut the common data by themselves; what they got must be the same.
 
+        Before round 1 the first difference ends both. Later it is the affair of who was started with other data; only
+        who does not know what data it had, since its disk was lost, may be that itself: if most say so, and not one.
+
         Raises:
-            PeersDisagreeError: it is not.
+            PeersDisagreeError: the data here are not those of the run.
         """
         here, there = self._status.state, self._latest_states[peer]
         if not here.HasField("data") or not there.HasField("data"):
@@ -184,11 +189,15 @@ class Exchange:
             if not self._has_proven_data:
                 self._has_proven_data = True
                 self._store.remember_data(data_as_json(here.data))
-        elif peer not in self._have_same_data and not (self._have_all_agreed() and self._has_proven_data):
+            return
+        is_news = peer not in self._have_other_data
+        self._have_other_data.add(peer)
+        are_most = 2 * len(self._have_other_data) > len(self._links)
+        may_be_wrong = not self._have_all_agreed() or (not self._has_proven_data and are_most)
+        if may_be_wrong and peer not in self._have_same_data:
             raise PeersDisagreeError(f"peers {self._id} and {peer} have different data: {difference}", peer=peer)
-        elif peer not in self._have_other_data:  # it was started with other data; that ends it, and nobody else
-            self._have_other_data.add(peer)
-            logger.warning("peer %d has other data than before: %s", peer, difference)
+        if is_news:
+            logger.warning("peer %d has other data than this peer: %s", peer, difference)
 
     def _have_all_agreed(self) -> bool:
         """Whether a round was trained, for which all who took part must have had the same settings and data."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -129,27 +129,26 @@ class Link:
     async def close(self) -> None:
         await self._line.channel.close()
 
-    async def watch(self) -> None:
-        """Follow the peer's state; returns when it has left for good.
+    async def watch(self) -> NoReturn:
+        """Follow the peer's state, also when it comes back after it has left.
 
         Raises:
             PeersDisagreeError: it runs another federation or software.
         """
         is_up: bool | None = None
+        has_left = False
         async for attempt in _attempts():
             try:
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if not is_up:  # once, and again after a line that it was not
                     logger.info("peer %d at %s: connected", self.peer, self._address)
-                is_up = True
+                is_up, has_left = True, False
                 self._on_connection(self.peer, True)
                 attempt.succeeded()
                 self._stranger = None
                 async with self._call() as stub:
-                    if await self._follow(stub):
-                        self._on_connection(self.peer, False)
-                        return
+                    has_left = await self._follow(stub)
                 reason = "it ended the stream"
             except _CallError as error:
                 reason = str(error)
@@ -164,7 +163,9 @@ class Link:
                 is_up = False
                 self._on_connection(self.peer, False)
             level = logging.WARNING if reason == self._stranger else logging.INFO  # that does not heal by itself
+            level = logging.DEBUG if has_left else level
             attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again", level=level)
+        raise AssertionError("attempts never end")
 
     async def hello(self) -> peer_pb2.HelloReply:
         """The answer to the greeting, asked for until it comes.
@@ -416,7 +417,7 @@ class Link:
             return None
 
     async def _follow(self, stub: RawStub) -> bool:
-        """Pass on every state of the peer; whether it has said that it leaves."""
+        """Pass on every state of the peer; whether it has said that it leaves after the last round."""
         call = stub.Watch(peer_pb2.WatchRequest())
         try:
             # On a slow link that is busy with a transfer, states come late, and the transfer shows that it is alive.
@@ -424,7 +425,7 @@ class Link:
                 begun = time.perf_counter()
                 self._on_state(self.peer, state)
                 took = time.perf_counter() - begun
-                if state.leaving:
+                if state.leaving and state.round == self._federation.rounds:
                     return True
                 if self._is_renewed:
                     raise _CallError("this peer has new certificate files")

@@ -170,15 +170,23 @@ async def test_the_last_snapshot_of_a_peer_that_leaves_is_given_up(tmp_path: Pat
         for number in (3, last):  # neither is published, so both go on
             here.exchange.fetch(e.FetchSnapshot(PEER, number))
         await until(lambda: e.Connected(PEER) in here.events)
-        remote.status.update(leaving=True)
+        remote.status.update(round=3, leaving=True)  # not believed
+        await until(lambda: e.Disconnected(PEER) in here.events)
+        here.events.clear()
+        await until(lambda: e.Connected(PEER) in here.events)
+        assert e.Gone(PEER, last) not in here.events
+        remote.status.update(round=last, leaving=True)
         await until(lambda: e.Gone(PEER, last) in here.events)
-        await asyncio.wait(watching)
-        assert e.Disconnected(PEER) in here.events
         earlier, _ = (task for task in here.tasks if task not in watching)
         assert not earlier.done()  # it may be needed: the peer may be started again
         here.events.clear()
         here.exchange.fetch(e.FetchSnapshot(PEER, last))
         assert here.events == [e.Gone(PEER, last)]
+        remote.status.update(leaving=False)  # it was started again
+        here.events.clear()
+        await until(lambda: e.Connected(PEER) in here.events)
+        here.exchange.fetch(e.FetchSnapshot(PEER, last))
+        assert e.Gone(PEER, last) not in here.events
 
 
 @pytest.mark.parametrize("may_lose", [False, True])

@@ -104,6 +104,74 @@ def test_a_peer_without_memory_of_its_data_ends_if_they_are_not_those_of_the_oth
     assert remembered["class_names"] == ["even", "odd"]
 
 
+def test_one_that_lies_about_the_data_does_not_end_a_peer_that_lost_its_disk(mesh: Callable[..., Peers]) -> None:
+    """Until another one says that they are the same, it cannot know; but one out of two is not most of them."""
+    lying = doctored(
+        """
+import peer.exchange, peer.node, peer.cli
+real = peer.exchange.Exchange.use
+def use(self, intake, data, **options):
+    data.class_names[:] = ["even", "evil"]
+    self._have_same_data |= set(self._links)  # what it says itself does not end it
+    real(self, intake, data, **options)
+peer.exchange.Exchange.use = use
+peer.cli.main()
+"""
+    )
+    silent = doctored(
+        """
+import asyncio, os, pathlib, peer.exchange, peer.cli
+real = peer.exchange.Exchange.use
+def use(self, *arguments, **options):
+    async def later():
+        while not pathlib.Path(os.environ["LIGHT_CONTROL"], "speak").exists():
+            await asyncio.sleep(0.05)
+        real(self, *arguments, **options)
+    self._spawn(later())
+peer.exchange.Exchange.use = use
+peer.cli.main()
+"""
+    )
+    peers = mesh(3, rounds=4)
+    running = peers.run_to(2)
+    for each in running:
+        each.kill()
+    (peers.state(0) / "data.json").unlink()
+    shutil.rmtree(peers.state(1))
+    peers.start(0, command=lying)
+    other = peers.start(2, command=silent)
+    lost = peers.start(1, "--recover")
+    lost.says("peer 0 has other data than this peer: the class list has 'evil' as class 1 on peer 0 and 'odd'")
+    peers.tell("speak", "")
+    peers.tell("hold", None)
+    for each in (lost, other):
+        assert each.ended() == 0, each.output
+
+
+def test_one_that_says_in_the_middle_of_the_run_that_it_leaves_is_waited_for_and_called_again(
+    mesh: Callable[..., Peers],
+) -> None:
+    leaving = doctored(
+        """
+import peer.status, peer.cli
+real = peer.status.Status.watch
+told = set()
+async def watch(self, **options):
+    async for state in real(self, **options):
+        if state.round == 1 and len(told) < 2:
+            told.add(id(options))
+            state.leaving = True
+        yield state
+peer.status.Status.watch = watch
+peer.cli.main()
+"""
+    )
+    peers = mesh(3, rounds=4)
+    running = [peers.start(0), peers.start(1), peers.start(2, command=leaving)]
+    for each in running:
+        assert each.ended() == 0, each.output
+
+
 def test_who_never_says_how_fast_it_is_is_waited_for_once(mesh: Callable[..., Peers]) -> None:
     """Its snapshots do not come either. It gets the start wait for its first round, and then as long as the others."""
     mute = doctored(

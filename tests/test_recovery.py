@@ -486,7 +486,8 @@ def test_with_a_quorum_those_who_lost_theirs_too_do_not_count(mesh: Callable[...
         assert each.last_round() == -1
     all_three = [peers.start(0), *(peers.start(i, "--recover") for i in (1, 2))]
     all_three[1].says("round 4 of this peer is back, from peer 0")
-    all_three[1].says("learner on cpu")
+    for each in all_three:
+        each.says("learner on cpu")
     assert digests(peers.state(1)) == two_last(before)
     finish(peers, all_three, 6)
 

@@ -269,7 +269,7 @@ def test_one_that_comes_back_with_other_data_ends_alone(mesh: Callable[..., Peer
     odd = peers.start(2, command=doctored(careless), LIGHT_CLASSES="even,queer")
     for each in running[:2]:
         each.says(
-            "WARNING peer 2 has other data than before: the class list has 'queer' as class 1 on peer 2 and 'odd'"
+            "WARNING peer 2 has other data than this peer: the class list has 'queer' as class 1 on peer 2 and 'odd'"
         )
     odd.kill()
     again = peers.start(2)
