@@ -21,7 +21,7 @@ from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
-from peer.intake import Intake
+from peer.intake import CHUNK_BYTES, Intake
 from peer.link import Link, RoundGoneError
 from peer.store import Store
 from peer.tls import Tls
@@ -30,6 +30,11 @@ from peer.witness import Sighting
 from peer.words import name_peers
 
 logger = logging.getLogger(__name__)
+
+
+class _SlowError(Exception):
+    """Another holder may be faster."""
+
 
 AreEnough = Callable[[Collection[peer_pb2.HelloReply]], bool]
 
@@ -184,26 +189,39 @@ def _is_here(store: Store, newest: Sighting) -> bool:
 async def _fetch(
     holders: list[Link], own_id: int, number: int, sha256: str | None, store: Store, intake: Intake, waits: Waits
 ) -> bool:
-    """Fetch one round from the first who keeps it, and commit it; whether anybody does."""
+    """Fetch one round from the first who keeps it, and commit it; whether anybody does.
+
+    One whose bytes come so slowly that others may be faster is asked again after all others.
+    """
+    slow: list[tuple[Link, Manifest]] = []
     for link in holders:
         try:
             manifest = await within(waits.connect, link.manifest(number, intake, own_id))
             if sha256 is not None and manifest.sha256 != sha256:
                 continue
-            await _take(link, manifest, store, intake, waits)
+            await _take(link, manifest, store, intake, waits, least=CHUNK_BYTES)
+        except _SlowError as error:
+            logger.info("round %d: %s", number, error)
+            slow.append((link, manifest))
         except (RoundGoneError, SnapshotError, TimeoutError) as error:
             logger.info("round %d: %s", number, str(error) or f"peer {link.peer} does not answer")
-            continue
-        logger.info("round %d of this peer is back, from peer %d", number, link.peer)
-        return True
+        else:
+            return True
+    for link, manifest in slow:
+        try:
+            await _take(link, manifest, store, intake, waits, least=1)
+        except (RoundGoneError, SnapshotError, _SlowError) as error:
+            logger.info("round %d: %s", number, error)
+        else:
+            return True
     return False
 
 
-async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake, waits: Waits) -> None:
+async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake, waits: Waits, *, least: int) -> None:
     number = manifest.round
     staging: Path = store.staging_dir(number)
     transfer = link.snapshot(manifest, staging / SNAPSHOT_FILE, intake, tries=_TRIES)
-    await _while_it_moves(link, transfer, waits.no_progress)
+    await _while_it_moves(link, transfer, waits.no_progress, least)
     (staging / CHECKPOINT_FILE).write_bytes(_EMPTY_CHECKPOINT)
     if store.round_dir(number).exists():  # damaged, or not what the others have had; nor is what came after it
         for each in range(number, store.last_round() + 1):
@@ -219,22 +237,24 @@ async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake, wa
         quarantined_teachers=manifest.quarantined,
     )
     store.commit(staging, manifest, record)
+    logger.info("round %d of this peer is back, from peer %d", number, link.peer)
 
 
-async def _while_it_moves(link: Link, transfer: Coroutine[Any, Any, None], seconds: float) -> None:
+async def _while_it_moves(link: Link, transfer: Coroutine[Any, Any, None], seconds: float, least: int) -> None:
     """Wait for a transfer as long as bytes come: a link goes on for ever, and another peer may have the round, too.
 
     Raises:
-        TimeoutError: nothing came for so many seconds.
+        _SlowError: fewer than ``least`` bytes came in so many seconds.
     """
     task = asyncio.ensure_future(transfer)
     try:
-        received = -1
-        while not task.done() and link.bytes_received != received:
+        received = -least
+        while not task.done() and link.bytes_received >= received + least:
             received = link.bytes_received
             await asyncio.wait([task], timeout=seconds)
         if not task.done():
-            raise TimeoutError
+            came = link.bytes_received - received
+            raise _SlowError(f"peer {link.peer} has sent {came} bytes in {seconds:g} s, and another may be faster")
         task.result()
     finally:
         task.cancel()
