@@ -37,6 +37,8 @@ _PARALLEL_FETCHES, _FAST = 4, 5.0
 _ASK_AGAIN = 5.0
 #: Times that a snapshot of the last round, from which nobody learns, may come damaged.
 _COPY_TRIES = 5
+#: Snapshots that a peer may show for one round and not have any more: each is evidence, and a line in the lineage.
+_REPLACEMENTS = 5
 
 
 class Exchange:
@@ -81,6 +83,7 @@ class Exchange:
         self._have_same_data: set[int] = set()
         self._have_other_data: set[int] = set()
         self._behind: set[int] = set()
+        self._replaced: dict[int, tuple[int, int]] = {}  # the last round of a peer that was, and how often
         self._left: set[int] = set()  # they said so
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
         self._intake: Intake
@@ -380,12 +383,25 @@ class Exchange:
             now = await link.manifest(manifest.round, self._intake, counts=counts)
             if now.sha256 == manifest.sha256:
                 raise
+            self._require_patience(now)
             self._counts[manifest.peer] = now.statistics.counts
             self._examine(now)
             self._store.save_received_manifest(now)
             await link.snapshot(now, path, self._intake, tries=tries)
             return now
         return manifest
+
+    def _require_patience(self, manifest: Manifest) -> None:
+        """Count how often a peer has another snapshot in place of the one that it has shown.
+
+        Raises:
+            SnapshotError: too often; this round goes on without it.
+        """
+        number, times = self._replaced.get(manifest.peer, (-1, 0))
+        times = times + 1 if number == manifest.round else 1
+        self._replaced[manifest.peer] = manifest.round, times
+        if times > _REPLACEMENTS:
+            raise SnapshotError(f"it was replaced {times} times by another one before anybody could fetch it")
 
     def _held_manifest(self, peer: int, number: int) -> Manifest | None:
         """What an earlier start of this process left, if it can be used."""

@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
-from wire import INTAKE, ME, PEER, SNAPSHOT, WAITS, Remote, federation, in_loop, manifest_of, serving, until
+from wire import INTAKE, ME, PEER, SNAPSHOT, WAITS, Noting, Remote, federation, in_loop, manifest_of, serving, until
 
 from crad_p2p.manifest import ClassStatistics
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.exchange import Exchange
+from peer.intake import document_digest
 from peer.status import Status
 from peer.store import Store
 from peer.witness import Sighting, Witness
@@ -241,3 +243,30 @@ async def test_counts_must_stay_the_same_also_after_a_restart(tmp_path: Path) ->
         await until(lambda: e.SnapshotRefused(PEER, 1, manifest=True) in here.events)
         assert "manifest counts 1 validation samples of class 0, and an earlier one 5" in here.exchange.reasons[PEER]
         assert not here.store.received_manifest_path(PEER, 1).exists()
+
+
+@in_loop
+async def test_a_peer_that_shows_ever_another_snapshot_and_never_has_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be one more line in the lineage."""
+
+    class Fickle(Noting):
+        shown = 0
+
+        async def GetManifest(self, request: Any, _: Any) -> peer_pb2.GetManifestReply:
+            self.shown += 1
+            other = hashlib.sha256(bytes([self.shown])).hexdigest()
+            document = manifest_of(request.round).model_copy(update={"sha256": other}).to_bytes()
+            return peer_pb2.GetManifestReply(document=document, manifest_sha256=document_digest(document))
+
+        async def chunks(self, _: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
+            yield
+
+    monkeypatch.setattr("peer.exchange._ASK_AGAIN", 0.0)
+    async with serving(tmp_path, Fickle) as remote, exchanging(remote, tmp_path) as here:
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: here.events == [e.SnapshotRefused(PEER, 0)], 30)
+        assert "replaced 6 times" in here.exchange.reasons[PEER]
+        assert remote.servicer.shown < 10

@@ -32,7 +32,7 @@ from processes import (
 import peer.node
 from crad_p2p import __version__
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.errors import ExitCode
+from crad_p2p.errors import ExitCode, IncompleteError
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.results import PeerResult
 from crad_p2p.simulation import simulate
@@ -552,3 +552,14 @@ def test_a_learner_that_is_killed_while_its_round_is_committed(tmp_path: Path, m
     path = federation_file(tmp_path, rounds=1)
     _, second = run_with_scripted_learners(path, monkeypatch, kill=True)
     assert second.commands == ["restore", "open", "train", "evaluate"]
+
+
+def test_a_server_that_ends_by_itself_ends_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would train on, and nobody could reach it."""
+
+    async def ends(_server: object) -> None:
+        raise IncompleteError("the server has ended")
+
+    monkeypatch.setattr("peer.server.Server.watch", ends)
+    with pytest.raises(IncompleteError, match="the server has ended"):
+        run_with_scripted_learners(federation_file(tmp_path, rounds=3000), monkeypatch, kill=False)
