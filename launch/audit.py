@@ -96,7 +96,7 @@ def _authorities(directory: Path, ca: Path | None) -> Authorities:
             f"{directory}: which CA is trusted must be given with --ca FILE, the {CA_FILE} that all peers of the "
             f"federation have, from whom you trust"
         )
-    return load_authorities(path, "give the file with the CA certificates of the federation with --ca")[1]
+    return load_authorities(path, "give the file with the CA certificates of the federation with --ca")
 
 
 def _digest_of_model(model: str) -> str:

@@ -107,9 +107,9 @@ def load_authority(folder: Path) -> Authority:
         CertificateError: it is not there, or is damaged.
     """
     begin = "'crad-mesh certs init-ca' makes a CA; give its directory with --ca"
-    _, authorities = load_authorities(folder / CA_FILE, begin)
+    authorities = load_authorities(folder / CA_FILE, begin)
     copy = "put back the copy that was kept of it; without one a new CA is needed, in another directory"
-    _, key = load_key(folder / CA_KEY_FILE, begin, copy)
+    key = load_key(folder / CA_KEY_FILE, begin, copy)
     for certificate in authorities:
         if certificate.public_key() == key.public_key():
             if not certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME):
@@ -192,7 +192,7 @@ def throwaway(folder: Path, federation: str, ids: Iterable[int], days: int = 30,
     """
     now, ids = now or datetime.now(UTC), sorted(ids)
     bundle = folder / CA_FILE
-    earlier = load_authorities(bundle)[1] if bundle.exists() else ()
+    earlier = load_authorities(bundle) if bundle.exists() else ()
     if _good_for_a_day(folder, federation, ids, earlier, now):
         return
     authority = new_authority(federation, now)

@@ -178,7 +178,7 @@ def install(
         load_files,
     )
 
-    _, certificate = load_certificate(signed, "give the file that came back from whoever runs the CA")
+    certificate = load_certificate(signed, "give the file that came back from whoever runs the CA")
     identity = identity_named(signed, certificate)
     folder = tls_dir or Path("crad-tls", str(identity[1]))
     key = _waiting_key(folder, signed, certificate)
@@ -240,7 +240,7 @@ def renew(
 
     folder = tls_dir or _only_directory()
     path = folder / CERTIFICATE_FILE
-    _, certificate = load_certificate(path, "for a first certificate use 'crad-mesh certs request'")
+    certificate = load_certificate(path, "for a first certificate use 'crad-mesh certs request'")
     identity = identity_named(path, certificate)
     _refuse_existing(
         folder / NEXT_KEY_FILE,
@@ -342,7 +342,7 @@ def _require_issuer(signed: Path, certificate: x509.Certificate, ca: Path) -> No
     )
     from peer.credentials import load_authorities
 
-    authorities = load_authorities(ca)[1]
+    authorities = load_authorities(ca)
     if not any(_has_issued(authority, certificate) for authority in authorities):
         known = ", ".join(map(fingerprint, authorities))
         raise CertificateError(
@@ -371,7 +371,7 @@ def _waiting_key(folder: Path, signed: Path, certificate: x509.Certificate) -> P
 
     there = [path for path in (folder / NEXT_KEY_FILE, folder / KEY_FILE) if path.exists()]
     for path in there:
-        _, key = load_key(path, f"'crad-mesh certs {'renew' if path.name == NEXT_KEY_FILE else 'request'}' makes one")
+        key = load_key(path, f"'crad-mesh certs {'renew' if path.name == NEXT_KEY_FILE else 'request'}' makes one")
         if key.public_key() == certificate.public_key():
             return path
     raise CertificateError(

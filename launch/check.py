@@ -136,9 +136,12 @@ class Check:
         """Listen there, unless this peer is running, which is not to be disturbed."""
         what, listen, holder = "address", self._host.listen, self.holder
         if holder is None:
-            if (taken := why_not_bound(listen)) is None and probe is not None:
+            taken: CradError | None = why_not_bound(listen)
+            if taken is None and probe is not None:
                 try:
                     await probe.start(listen)
+                except CertificateError as error:
+                    return failed_by(what, error)
                 except PortTakenError as error:
                     taken = error
             if taken is None:

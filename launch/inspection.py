@@ -95,7 +95,7 @@ def _inspect_file(path: Path) -> None:
     if kind == "a private key":
         say(f"{path}: private key")
         say(f"  mode             {stat.S_IMODE(path.stat().st_mode):04o}")
-        _, key = load_key(path, "'crad-mesh certs request' makes one")
+        key = load_key(path, "'crad-mesh certs request' makes one")
         describe_key(key.public_key())
     elif kind == "a request":
         asked = load_request(path)
@@ -162,7 +162,7 @@ def _whose(folder: Path) -> tuple[str, int]:
     certificate, request = folder / CERTIFICATE_FILE, folder / REQUEST_FILE
     if not certificate.exists() and request.exists():
         return identity_named(request, load_request(request))
-    return identity_named(certificate, load_certificate(certificate)[1])
+    return identity_named(certificate, load_certificate(certificate))
 
 
 def _inspect_all(folder: Path) -> None:

@@ -25,7 +25,12 @@ from typing import Final, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from crad_p2p.errors import CertificateError
 from peer.certificates import (
@@ -52,13 +57,19 @@ REQUEST_FILE: Final = "peer.csr"
 WARN_DAYS: Final = 30
 #: Bytes of a file in the TLS directory: more than a thousand CA certificates.
 _MAX_FILE: Final = 1024 * 1024
+#: Of a certificate, in any of the forms that there have been. NULs are what UTF-16 makes of it.
+_BEGINNING: Final = re.compile(rb"BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a peer shows of itself and trusts, read and found to fit. Equal if made of the same files."""
+    """What a peer shows of itself and trusts, read and found to fit. Equal if the files hold the same.
+
+    The PEM is made anew of what was read, and is what TLS libraries are given, never the files' own bytes: these have
+    to mean the same to all that read them, and of an indented line or a missing newline each library thinks otherwise.
+    """
 
     folder: Path
     federation: str
@@ -135,11 +146,11 @@ def load_files(
     """
     now = now or datetime.now(UTC)
     other = another or f"'crad-mesh certs renew --tls-dir {key.parent}' asks for another one"
-    ca_pem, authorities = load_authorities(ca)
-    certificate_pem, leaf = load_certificate(certificate)
+    authorities = load_authorities(ca)
+    leaf = load_certificate(certificate)
     with_remedy = functools.partial(_in_file, certificate)
     with_remedy(lambda: refuse_authority(leaf), f"put the peer's there: {other}")
-    key_pem, private = load_key(key, _begin(federation, peer))
+    private = load_key(key, _begin(federation, peer))
     with_remedy(lambda: public_key_of(leaf), other)
     if private.public_key() != public_key_of(leaf):
         raise CertificateError(
@@ -168,9 +179,9 @@ def load_files(
         folder=key.parent,
         federation=federation,
         peer=peer,
-        ca_pem=ca_pem,
-        certificate_pem=certificate_pem,
-        key_pem=key_pem,
+        ca_pem=b"".join(each.public_bytes(Encoding.PEM) for each in authorities),
+        certificate_pem=leaf.public_bytes(Encoding.PEM),
+        key_pem=private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
         certificate=leaf,
         key=private,
         authorities=authorities,
@@ -179,8 +190,8 @@ def load_files(
 
 def load_authorities(
     path: Path, remedy: str = "ask whoever runs the CA for it, and give it to 'crad-mesh certs install' with --ca"
-) -> tuple[bytes, tuple[x509.Certificate, ...]]:
-    """Bytes and certificates of a file of CA certificates, whatever their dates.
+) -> tuple[x509.Certificate, ...]:
+    """What is in a file of CA certificates, whatever their dates.
 
     Raises:
         CertificateError: it cannot be read, or something else is in it.
@@ -190,13 +201,13 @@ def load_authorities(
     for authority in authorities:
         what = f"holds a certificate, {fingerprint_start(authority)}, that"
         _in_file(path, lambda authority=authority: check_authority(authority), remedy, what)  # type: ignore[misc]
-    return pem, authorities
+    return authorities
 
 
 def load_certificate(
     path: Path, remedy: str = "put the signed certificate there with 'crad-mesh certs install'"
-) -> tuple[bytes, x509.Certificate]:
-    """Bytes and certificate of a file with a single one.
+) -> x509.Certificate:
+    """What is in a file of a single certificate.
 
     Raises:
         CertificateError: it cannot be read, or something else is in it.
@@ -205,11 +216,11 @@ def load_certificate(
     found = certificates_in(path, pem, "a peer's certificate", remedy)
     if len(found) != 1:
         raise CertificateError(f"{path}: holds {len(found)} certificates; expected that of the peer alone: {remedy}")
-    return pem, found[0]
+    return found[0]
 
 
-def load_key(path: Path, remedy: str, if_spoilt: str | None = None) -> tuple[bytes, ec.EllipticCurvePrivateKey]:
-    """Bytes and key of a file that is for its owner alone; of a link, what it leads to counts.
+def load_key(path: Path, remedy: str, if_spoilt: str | None = None) -> ec.EllipticCurvePrivateKey:
+    """What is in a file of a key that is for its owner alone; of a link, what it leads to counts.
 
     Args:
         remedy: for a file that is not there.
@@ -232,7 +243,7 @@ def load_key(path: Path, remedy: str, if_spoilt: str | None = None) -> tuple[byt
         raise CertificateError(f"{path}: holds {kind_of(pem)}; expected a private key in PEM: {remedy}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise CertificateError(f"{path}: holds {key_name(key)}; expected one of the curve P-256: {remedy}")
-    return pem, key
+    return key
 
 
 def expiry_warning(credentials: Credentials, now: datetime | None = None) -> str | None:
@@ -320,7 +331,7 @@ def certificates_in(path: Path, pem: bytes, expected: str, remedy: str) -> tuple
     """The certificates in what a file holds, at least one.
 
     Raises:
-        CertificateError: there is none, or a private key is with them.
+        CertificateError: there is none, one cannot be read, or a private key is with them.
     """
     if b"PRIVATE KEY-----" in pem:
         raise CertificateError(
@@ -328,16 +339,24 @@ def certificates_in(path: Path, pem: bytes, expected: str, remedy: str) -> tuple
             f"others have had this file, ask for a new certificate with 'crad-mesh certs renew'"
         )
     try:
-        return tuple(x509.load_pem_x509_certificates(pem))
+        found = tuple(x509.load_pem_x509_certificates(pem))
     except Exception:  # of several kinds, by what is in it
         raise CertificateError(f"{path}: holds {kind_of(pem)}; expected {expected} in PEM: {remedy}") from None
+    # A block of which not even the end is found is passed over without a word, and a CA would be missing.
+    if (begun := len(_BEGINNING.findall(pem.replace(b"\0", b"")))) != len(found):
+        raise CertificateError(
+            f"{path}: {begun} certificates begin in it, and {len(found)} can be read; expected {expected} in PEM: "
+            f"{remedy}"
+        )
+    return found
 
 
 def kind_of(content: bytes) -> str:
     """What a file seems to hold, in words."""
     found = re.search(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----", content)
     if not found:
-        return "no PEM block (-----BEGIN …)"
+        in_utf16 = b"-----BEGIN " in content.replace(b"\0", b"")
+        return "a text in UTF-16, not in ASCII" if in_utf16 else "no PEM block (-----BEGIN …)"
     label = found[1].decode()
     kinds = {"CERTIFICATE REQUEST": "a request", "NEW CERTIFICATE REQUEST": "a request", "CERTIFICATE": "a certificate"}
     kind = "a private key" if label.endswith("PRIVATE KEY") else kinds.get(label, f"a PEM block '{label}'")

@@ -20,7 +20,7 @@ import grpc.aio
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from crad_p2p import __version__
-from crad_p2p.errors import IncompleteError, PortTakenError
+from crad_p2p.errors import CertificateError, CradError, IncompleteError, PortTakenError
 from crad_p2p.federation import Federation
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
@@ -29,6 +29,7 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.accepting import make_server
 from peer.binding import why_not_bound
 from peer.channels import server_options
+from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from peer.gate import SERVICE, Call, Gate
 from peer.hello import PROTOCOL, describe_disagreement
 from peer.intake import CHUNK_BYTES, document_digest
@@ -234,6 +235,7 @@ class Server:
 
         Raises:
             PortTakenError: another process listens there, or the address is not of this machine.
+            CertificateError: gRPC does not take the certificate, the key or the CA's certificates.
         """
         self._listen = listen
         self._tls = servicer.tls
@@ -255,25 +257,42 @@ class Server:
             await asyncio.wait(rest, timeout=grace)
 
     def _bound(self) -> grpc.aio.Server:
+        host, _, port = self._listen.rpartition(":")
+        numeric = "127.0.0.1" if host == "localhost" else host
+        server = self._bound_to(f"{numeric}:{port}", self._tls)
+        if server is None:
+            raise self._why_not(numeric)
+        return server
+
+    def _bound_to(self, address: str, tls: Tls | None) -> grpc.aio.Server | None:
+        """A server with this address; None if gRPC does not come to have it, for a reason that it does not tell."""
         options, gate = server_options(self._members), self._gate
         server = make_server(options, SERVICE, gate.handlers, gate.refuse_unknown)
         server.add_generic_rpc_handlers((gate,))
-        host, _, port = self._listen.rpartition(":")
-        numeric = "127.0.0.1" if host == "localhost" else host
         try:
-            address = f"{numeric}:{port}"
-            if self._tls is None:
+            if tls is None:
                 bound = server.add_insecure_port(address)
             else:
-                bound = server.add_secure_port(address, self._tls.server_credentials())
+                bound = server.add_secure_port(address, tls.server_credentials())
         except RuntimeError:
-            bound = 0
-        if not bound:
-            raise why_not_bound(self._listen) or PortTakenError(
-                f"cannot listen on {self._listen}: the port was taken just now; start the same command again, or give "
-                f"another address with --listen"
+            return None
+        return server if bound else None
+
+    def _why_not(self, host: str) -> CradError:
+        if (taken := why_not_bound(self._listen)) is not None:
+            return taken
+        # A port that nobody can have taken.
+        if self._tls is not None and self._bound_to(f"{host}:0", None) and not self._bound_to(f"{host}:0", self._tls):
+            folder = self._tls.credentials.folder
+            return CertificateError(
+                f"{folder}: gRPC does not take what is in {CA_FILE}, {CERTIFICATE_FILE} or {KEY_FILE}, though each can "
+                f"be read; expected files as 'crad-mesh certs' makes them: see with 'crad-mesh certs inspect {folder}' "
+                f"what is in them, and ask whoever runs the CA for a certificate of 'crad-mesh certs sign'"
             )
-        return server
+        return PortTakenError(
+            f"cannot listen on {self._listen}: the port was taken just now; start the same command again, or give "
+            f"another address with --listen"
+        )
 
     async def watch(self) -> NoReturn:
         """Wait until the server ends by itself, which it does not do.

@@ -6,13 +6,15 @@ gRPC only says that a handshake has failed. Nothing that is found here is truste
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import ssl
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from peer.certificates import certificate_from_der, check_issued, date_text, identity_of
-from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from peer.credentials import CA_FILE, Credentials
 from peer.tls import Tls
 
 #: Seconds for one look.
@@ -50,8 +52,7 @@ async def _look(address: str, peer: int, tls: Tls) -> Stranger | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to see it, whatever it is
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["h2"])
-    folder = tls.credentials.folder
-    context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+    _show(context, tls.credentials)
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
     try:
         der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -67,6 +68,28 @@ async def _look(address: str, peer: int, tls: Tls) -> Stranger | None:
         writer.close()
         with suppress(OSError, TimeoutError):
             await writer.wait_closed()
+
+
+def _show(context: ssl.SSLContext, own: Credentials) -> None:
+    """Give a context the certificate in use, and its key: the files may hold others by now, or be half written.
+
+    Raises:
+        OSError: it is larger than any that another peer would take.
+    """
+    with ExitStack() as stack:
+
+        def piped(content: bytes) -> str:  # it takes paths alone, and no key is to lie on a disk again
+            source, goal = os.pipe()
+            stack.callback(os.close, source)
+            try:
+                os.set_blocking(goal, False)
+                if os.write(goal, content) < len(content):
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            finally:
+                os.close(goal)
+            return f"/dev/fd/{source}"
+
+        context.load_cert_chain(piped(own.certificate_pem), piped(own.key_pem))
 
 
 def _refused(error: ssl.SSLError, peer: int, tls: Tls) -> Stranger:

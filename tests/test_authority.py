@@ -202,7 +202,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def cas(path: Path) -> tuple[x509.Certificate, ...]:
-    return load_authorities(path)[1]
+    return load_authorities(path)
 
 
 @pytest.mark.usefixtures("no_umask")

@@ -281,7 +281,7 @@ def test_the_ca_is_replaced_with_a_bundle(run: Run) -> None:
     run("renew")
     run("sign crad-tls/0/next.csr --id 0 --ca new-ca --out new.pem")
     run("install new.pem")
-    assert len(load_authorities(Path("crad-tls/0/ca.pem"))[1]) == 2
+    assert len(load_authorities(Path("crad-tls/0/ca.pem"))) == 2
     run("renew")
     run("sign crad-tls/0/next.csr --id 0 --ca new-ca --out newer.pem")
     run("install newer.pem --ca new-ca/ca.pem")

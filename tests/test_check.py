@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from processes import ENVIRONMENT, LIGHT, Peers, certificates, federation_file, free_port
 from rich.console import Console
@@ -24,7 +25,7 @@ from rich.console import Console
 from crad_p2p.errors import ConfigurationError, DataError, ExitCode, LearnerFailedError
 from crad_p2p.federation import load_federation
 from crad_p2p.snapshot import TensorSpec
-from launch.authority import throwaway
+from launch.authority import new_authority, throwaway, to_pem
 from launch.check import Check, show, verdict
 from launch.preflight.greet import Caller, Greeting, WrongAnswerError
 from launch.preflight.here import check_certificate, check_state
@@ -39,6 +40,7 @@ from peer.lock import Lock
 from peer.memory_space import check_memory, free_memory, memory_need
 from peer.proxies import check_proxies, elsewhere
 from peer.store import Store
+from peer.tls import Tls
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +186,24 @@ def test_a_key_that_others_can_read_ends_with_the_code_of_certificates(tmp_path:
     assert re.search(r"^failure  certificate .*peer\.key: has mode 0644.*chmod 600", ended.stdout, re.MULTILINE)
     assert re.search(r"^warning  others +not called", ended.stdout, re.MULTILINE)
     assert re.search(r"^ok +data", ended.stdout, re.MULTILINE)  # all is said at once
+
+
+def test_files_that_grpc_alone_would_not_take_are_right(tmp_path: Path) -> None:
+    """Two CAs, and no newline between them."""
+    file = federation_file(tmp_path)
+    path, other = tmp_path / "crad-tls/0/ca.pem", new_authority("one")
+    path.write_bytes(path.read_bytes().rstrip() + to_pem(other.certificate))
+    assert failures(found(file)) == []
+
+
+def test_files_that_only_grpc_refuses_are_not_taken_for_a_port_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = federation_file(tmp_path)
+    monkeypatch.setattr(Tls, "server_credentials", lambda _: grpc.ssl_server_credentials([(b"no key", b"nothing")]))
+    findings = found(file)
+    assert failures(findings) == [("address", ExitCode.CERTIFICATE)]
+    assert "gRPC does not take what is in ca.pem" in findings["address"].text
 
 
 def test_a_certificate_about_to_expire(tmp_path: Path) -> None:

@@ -82,8 +82,23 @@ def expired(folder: Path) -> None:
             lambda folder: write_file(folder / "ca.pem", to_pem(new_authority("one").certificate)),
             r"peer\.pem: is not issued by a CA that is trusted here",
         ),
+        (
+            lambda folder: write_file(folder / "ca.pem", (folder / "ca.pem").read_text().encode("utf-16")),
+            r"ca\.pem: holds a text in UTF-16, not in ASCII; expected one or more CA certificates in PEM",
+        ),
     ],
-    ids=["no folder", "no CA", "no certificate", "no key", "readable", "expired", "other id", "other run", "foreign"],
+    ids=[
+        "no folder",
+        "no CA",
+        "no certificate",
+        "no key",
+        "readable",
+        "expired",
+        "other id",
+        "other run",
+        "foreign",
+        "UTF-16",
+    ],
 )
 def test_what_is_wrong_with_the_files_is_said_before_anything_else(
     tmp_path: Path, spoil: Callable[[Path], None], said: str

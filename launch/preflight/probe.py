@@ -44,6 +44,7 @@ class Probe(PeerServicer):
 
         Raises:
             PortTakenError: the address cannot be had.
+            CertificateError: gRPC does not take the certificate files.
         """
         self._server = Server(listen, self, self.refusals)
         await self._server.start()
