@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from crad_p2p.foreign import printable
 from crad_p2p.snapshot import SnapshotError
 
 #: A weight beyond this is a broken or hostile model; trained ones stay below a few hundred.
@@ -29,7 +30,7 @@ def decode(snapshot: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(snapshot)
     except safetensors.SafetensorError as error:
-        raise SnapshotError(f"not a safetensors file: {error}") from None
+        raise SnapshotError(f"not a safetensors file: {printable(str(error), 200)}") from None
 
 
 def check_values(tensors: dict[str, Tensor]) -> None:
@@ -78,6 +79,6 @@ def probe(teacher: Callable[[Tensor], Tensor], shape: Sequence[int], device: tor
         with torch.no_grad():
             logits = teacher(pixels)
     except RuntimeError as error:
-        raise SnapshotError(f"snapshot does not fit its architecture: {error}") from None
+        raise SnapshotError(f"snapshot does not fit its architecture: {printable(str(error), 200)}") from None
     if not bool(torch.isfinite(logits).all()):
         raise SnapshotError("a probe batch gives logits that are not finite")

@@ -28,6 +28,8 @@ from crad_p2p.foreign import printable
 #: Bytes of a certificate that another peer may send; ours have about 600.
 MAX_DER: Final = 8 * 1024
 _HIGHEST_ID: Final = 65535
+#: Characters of an error, which may name every CA that is trusted.
+_MAX_TEXT: Final = 2_000
 
 _SIGNATURES = {
     SignatureAlgorithmOID.ECDSA_WITH_SHA256,
@@ -49,7 +51,7 @@ E = TypeVar("E", bound=x509.ExtensionType)
 
 
 def _total(function: Callable[P, T]) -> Callable[P, T]:
-    """Whatever ``cryptography`` raises over a hostile certificate is a ValueError.
+    """Whatever ``cryptography`` raises over a hostile certificate is a ValueError fit for a log.
 
     It parses extensions, names and keys only when they are asked for, and then has a dozen kinds of errors.
     """
@@ -58,8 +60,8 @@ def _total(function: Callable[P, T]) -> Callable[P, T]:
     def safe(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except ValueError:
-            raise
+        except ValueError as error:
+            raise ValueError(printable(str(error), _MAX_TEXT)) from None
         except Exception as error:
             raise ValueError(f"cannot be understood ({type(error).__name__}: {printable(str(error))})") from None
 

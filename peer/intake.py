@@ -235,7 +235,7 @@ class Intake:
             if getattr(manifest, name) != value:
                 # Another document than was asked for says nothing of that one.
                 kind = SnapshotError if name == "arch" else DamagedFileError
-                raise kind(f"manifest says {name} {getattr(manifest, name)}, expected {value}")
+                raise kind(f"manifest says {name} {printable(str(getattr(manifest, name)))}, expected {value}")
         self._check_statistics(peer, manifest.statistics, counts)
         teachers = [each.peer for each in manifest.consumed] + [*manifest.missing, *manifest.quarantined]
         named = {*teachers}

@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from crad_p2p.foreign import printable
+
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
 
 
@@ -42,6 +44,22 @@ class Bounded(logging.Filter):
         return True
 
 
+class TextFormatter(logging.Formatter):
+    """Time (UTC), peer id, level and message in one line, whatever is in the message; tracebacks below it.
+
+    Texts of others are made printable where they come in. This is for those that come from libraries.
+    """
+
+    def __init__(self, peer_id: int) -> None:
+        super().__init__(f"%(asctime)sZ peer {peer_id} %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+        self.converter = time.gmtime
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = super().formatMessage(record)
+        return printable(line, len(line))
+
+
 class JsonFormatter(logging.Formatter):
     """Time (seconds since the epoch), peer id, level, message, and whatever was passed as ``extra``."""
 
@@ -68,10 +86,5 @@ def configure(log_format: str, peer_id: int) -> None:
     handler = logging.StreamHandler()
     handler.addFilter(_is_news)
     handler.addFilter(Bounded())
-    if log_format == "json":
-        handler.setFormatter(JsonFormatter(peer_id))
-    else:
-        formatter = logging.Formatter(f"%(asctime)sZ peer {peer_id} %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter(peer_id) if log_format == "json" else TextFormatter(peer_id))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
