@@ -10,7 +10,7 @@ from crad_p2p import __version__
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.foreign import printable
 from peer._proto.crad.v1 import peer_pb2
-from peer.intake import NONCE_BYTES
+from peer.intake import NONCE_BYTES, agreed_fields
 
 #: Of the messages and what they mean.
 PROTOCOL = 1
@@ -34,12 +34,7 @@ def describe_disagreement(
         return f"the protocol version is {other.protocol} on {there} and {PROTOCOL} on {here}"
     if other.software != __version__:
         return f"the software version is {printable(other.software)} on {there} and {__version__} on {here}"
-    try:
-        agreed = json.loads(other.agreed)
-    except (ValueError, RecursionError):
-        agreed = None
-    # Flat, as it is made: what is nested could be too deep to be shown.
-    if not isinstance(agreed, dict) or any(isinstance(value, (dict, list)) for value in agreed.values()):
+    if (agreed := agreed_fields(other.agreed)) is None:
         return f"{there} does not say what it runs"
     difference = describe_difference(agreed, federation.agreed(), f"the file of {there}", f"the file of {here}")
     return printable(difference, 400) if difference else None

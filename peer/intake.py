@@ -1,5 +1,7 @@
 """The one place where bytes of another institution come in: every message, manifest and snapshot passes here.
 
+Certificates alone are read elsewhere, by ``peer.certificates``.
+
 Messages travel as raw bytes through gRPC and are parsed here alone, requests by ``peer.gate`` and answers by
 ``peer.link``. After these checks a manifest is signed by its owner, and a snapshot has exactly the tensors of its
 announced architecture and the announced digest; the learner checks the values (``crad_p2p.weights``).
@@ -8,6 +10,7 @@ announced architecture and the announced digest; the learner checks the values (
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +20,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from crad_p2p.federation import Federation
-from crad_p2p.foreign import printable
+from crad_p2p.foreign import printable, unique_keys
 from crad_p2p.manifest import MAX_BYTES as MAX_MANIFEST_BYTES
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.snapshot import DamagedFileError, Layout, SnapshotError, check_file, check_start, file_bounds
@@ -149,6 +152,18 @@ _BOUNDS: Mapping[type[Message], Mapping[str, Callable[[Any], bool]]] = {
 _ANSWERS = frozenset(
     (peer_pb2.HelloReply, peer_pb2.PeerState, peer_pb2.GetManifestReply, peer_pb2.Chunk, peer_pb2.RefuseReply)
 )
+
+
+def agreed_fields(document: bytes) -> dict[str, Any] | None:
+    """What a peer says that it runs; None if that is not a JSON object of plain values, each with a name of its own."""
+    try:
+        fields = json.loads(document, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError):
+        return None
+    # Flat, as it is made: what is nested could be too deep to be shown.
+    if not isinstance(fields, dict) or any(isinstance(value, (dict, list)) for value in fields.values()):
+        return None
+    return fields
 
 
 def document_digest(document: bytes) -> str:

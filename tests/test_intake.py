@@ -13,7 +13,9 @@ import pytest
 from crad_p2p.federation import build_federation
 from crad_p2p.manifest import MAX_BYTES, Manifest
 from crad_p2p.snapshot import MAX_HEADER_BYTES, Layout, SnapshotError, TensorSpec, file_bounds
-from peer.intake import Intake
+from peer._proto.crad.v1 import peer_pb2
+from peer.hello import describe_disagreement, greeting
+from peer.intake import Intake, agreed_fields
 
 FEDERATION = build_federation(
     {
@@ -37,6 +39,47 @@ CLASSES = 3
 
 def intake() -> Intake:
     return Intake(FEDERATION, LAYOUTS, CLASSES)
+
+
+# --- greetings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"[" * 100_000,
+        b'{"rounds": ' + b"[" * 100_000,
+        b'{"rounds": {}}',
+        b'{"rounds": []}',
+        b'{"rounds": [[300]]}',
+        b'{"rounds": 300, "peers": {"0": 1}}',
+        b'{"rounds": 300, "rounds": 300}',
+        b'{"rounds": ' + b"9" * 5_000 + b"}",
+    ],
+    ids=lambda document: repr(document[:30]),
+)
+def test_who_does_not_say_in_plain_values_what_it_runs(document: bytes) -> None:
+    assert agreed_fields(document) is None
+    said = describe_disagreement(greeting_with(document), FEDERATION, 0)
+    assert said == "peer 1 does not say what it runs"
+
+
+def greeting_with(agreed: bytes) -> peer_pb2.HelloRequest:
+    request = greeting(FEDERATION, 1)
+    request.agreed = agreed
+    return request
+
+
+def test_who_says_in_plain_values_what_it_runs() -> None:
+    agreed = FEDERATION.agreed()
+    assert agreed_fields(json.dumps(agreed).encode()) == agreed
+    assert describe_disagreement(greeting_with(json.dumps(agreed).encode()), FEDERATION, 0) is None
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
