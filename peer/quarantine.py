@@ -27,7 +27,7 @@ def mark_of(received: Path) -> Path:
 def note_refused(received: Path, reason: str) -> None:
     """Mark a round whose manifest was refused."""
     received.parent.mkdir(exist_ok=True)
-    mark_of(received).write_text(f"{reason}\n")
+    write_file(mark_of(received), f"{reason}\n")  # a new file: the old one may be kept in quarantine under another name
 
 
 def is_refused(received: Path, manifest: Manifest) -> bool:

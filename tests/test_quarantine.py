@@ -86,6 +86,19 @@ def test_what_is_kept(
     assert contents(folder) == {"1.safetensors": SNAPSHOT, "1.json": about, "1.txt": reason}
 
 
+def test_what_is_kept_stays_as_it_is_when_a_manifest_is_refused_later(tmp_path: Path) -> None:
+    """Mark and copy are one file where there are hard links."""
+    store = Store(tmp_path)
+    mark = store.received_snapshot_path(1, 2).with_suffix(".refused")
+    mark.parent.mkdir(parents=True)
+    mark.write_bytes(SNAPSHOT)
+    store.quarantine(manifest_of(2), "reason")
+    store.note_refused(1, 2, "not signed")
+    assert (tmp_path / "quarantine/1.safetensors").read_bytes() == SNAPSHOT
+    assert mark.read_text() == "not signed\n"
+    assert store.refused(2) == [1]
+
+
 def failing(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
@@ -143,6 +156,15 @@ def test_a_manifest_that_was_refused_and_is_accepted_in_another_form_counts_as_r
     assert store.refused(2) == [1, 2]
     store.save_received_manifest(manifest_of(2))
     assert store.refused(2) == [2]
+    assert not store.is_refused(manifest_of(2))
+
+
+@pytest.mark.parametrize("content", [bytes(len(SNAPSHOT)), SNAPSHOT[:-1], SNAPSHOT + b"x"])
+def test_only_the_very_bytes_that_were_refused_are(tmp_path: Path, content: bytes) -> None:
+    store = Store(tmp_path)
+    mark = store.received_snapshot_path(1, 2).with_suffix(".refused")
+    mark.parent.mkdir(parents=True)
+    mark.write_bytes(content)
     assert not store.is_refused(manifest_of(2))
 
 
