@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 
 def write_file(path: Path, content: bytes | str, mode: int = 0o644, *, may_replace: bool = True) -> None:
     """Put a file in place in one durable step: what was there before or all of this, never a part.
 
-    Nobody can read it meanwhile who could not read it afterwards. One thread of one process
-    writes a file at a time.
+    Nobody can read it meanwhile who could not read it afterwards. What may be replaced is written
+    by one thread of one process at a time; of what must not be replaced, the first of several wins.
 
     Args:
         content: text is written as UTF-8.
@@ -22,17 +26,16 @@ def write_file(path: Path, content: bytes | str, mode: int = 0o644, *, may_repla
         FileExistsError: it is there, and must not be replaced.
         OSError: it could not be written.
     """
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)  # of a process that was killed
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    partial, fd = _begin(path, mode) if may_replace else _begin_among_others(path, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(fd)
+        if not may_replace:  # before its lock is gone
+            _name_anew(partial, path)
     if may_replace:
         rename(partial, path)
     else:
-        _name_anew(partial, path)
         sync(path.parent)
 
 
@@ -53,6 +56,47 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _begin(path: Path, mode: int) -> tuple[Path, int]:
+    """A file to write to, open, in place of what a process that was killed has left."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    return partial, _open_new(partial, mode)
+
+
+def _begin_among_others(path: Path, mode: int) -> tuple[Path, int]:
+    """The same with a name of its own. The lock on it says that it is not left of a process that was killed."""
+    left = re.compile(rf"{re.escape(path.name)}(\.[0-9]+-[0-9a-f]{{8}})?\.partial")
+    for each in os.scandir(path.parent):
+        if left.fullmatch(each.name):
+            _remove_unless_locked(Path(each.path))
+    while True:
+        partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+        fd = _open_new(partial, mode)
+        with suppress(OSError):  # not every file system has locks, and then none removes what another has left
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return partial, fd
+        os.close(fd)  # another has removed it before it was locked
+
+
+def _remove_unless_locked(partial: Path) -> None:
+    try:
+        fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # gone, or of somebody else
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        partial.unlink(missing_ok=True)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _open_new(path: Path, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def _name_anew(partial: Path, path: Path) -> None:
