@@ -120,7 +120,7 @@ def load_credentials(folder: Path, federation: str, peer: int, now: datetime | N
             f"{certificate}: is not there; expected the certificate of peer {peer}: "
             f"{remedy if asked else _begin(federation, peer)}"
         )
-    return load_files(folder / CA_FILE, certificate, key, federation, peer, now)
+    return load_files(folder / CA_FILE, certificate, key, federation, peer, now, in_use=True)
 
 
 def _begin(federation: str, peer: int) -> str:
@@ -135,19 +135,23 @@ def load_files(
     peer: int,
     now: datetime | None = None,
     another: str | None = None,
+    *,
+    in_use: bool = False,
 ) -> Credentials:
     """The same of files that lie anywhere; the folder of the result is the key's.
 
     Args:
         another: how to get another certificate; None for a renewal.
+        in_use: whether a peer trusts these very files, so that nobody else may write them. The key is for its owner
+            alone in any case.
 
     Raises:
         CertificateError: they do not fit.
     """
     now = now or datetime.now(UTC)
     other = another or f"'crad-mesh certs renew --tls-dir {key.parent}' asks for another one"
-    authorities = load_authorities(ca)
-    leaf = load_certificate(certificate)
+    authorities = load_authorities(ca, in_use=in_use)
+    leaf = load_certificate(certificate, in_use=in_use)
     with_remedy = functools.partial(_in_file, certificate)
     with_remedy(lambda: refuse_authority(leaf), f"put the peer's there: {other}")
     private = load_key(key, _begin(federation, peer))
@@ -189,14 +193,17 @@ def load_files(
 
 
 def load_authorities(
-    path: Path, remedy: str = "ask whoever runs the CA for it, and give it to 'crad-mesh certs install' with --ca"
+    path: Path,
+    remedy: str = "ask whoever runs the CA for it, and give it to 'crad-mesh certs install' with --ca",
+    *,
+    in_use: bool = False,
 ) -> tuple[x509.Certificate, ...]:
     """What is in a file of CA certificates, whatever their dates.
 
     Raises:
         CertificateError: it cannot be read, or something else is in it.
     """
-    pem = read_file(path, "the CA's certificate", remedy)
+    pem = read_file(path, "the CA's certificate", remedy, in_use=in_use)
     authorities = certificates_in(path, pem, "one or more CA certificates", remedy)
     for authority in authorities:
         what = f"holds a certificate, {fingerprint_start(authority)}, that"
@@ -205,14 +212,17 @@ def load_authorities(
 
 
 def load_certificate(
-    path: Path, remedy: str = "put the signed certificate there with 'crad-mesh certs install'"
+    path: Path,
+    remedy: str = "put the signed certificate there with 'crad-mesh certs install'",
+    *,
+    in_use: bool = False,
 ) -> x509.Certificate:
     """What is in a file of a single certificate.
 
     Raises:
         CertificateError: it cannot be read, or something else is in it.
     """
-    pem = read_file(path, "a peer's certificate", remedy)
+    pem = read_file(path, "a peer's certificate", remedy, in_use=in_use)
     found = certificates_in(path, pem, "a peer's certificate", remedy)
     if len(found) != 1:
         raise CertificateError(f"{path}: holds {len(found)} certificates; expected that of the peer alone: {remedy}")
@@ -271,11 +281,11 @@ def _days_if_few(certificate: x509.Certificate, now: datetime | None) -> float |
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_file(path: Path, expected: str, remedy: str, private: bool = False) -> bytes:
-    """Bytes of a small file; a private one must be for its owner alone.
+def read_file(path: Path, expected: str, remedy: str, *, private: bool = False, in_use: bool = False) -> bytes:
+    """Bytes of a small file; a private one must be for its owner alone, and one in use not for others to write.
 
     Raises:
-        CertificateError: it cannot be read, is empty or huge, or is not private.
+        CertificateError: it cannot be read, is empty or huge, or others can do with it what they must not.
     """
     try:
         # Not to wait for a writer if it is a pipe.
@@ -287,6 +297,8 @@ def read_file(path: Path, expected: str, remedy: str, private: bool = False) -> 
                 raise CertificateError(f"{path}: is {what}; expected {expected}: {remedy}")
             if private:
                 _check_private(path, status)
+            elif in_use:
+                _check_not_writable(path, status)
             content = os.pread(fd, _MAX_FILE + 1, 0)
         finally:
             os.close(fd)
@@ -317,6 +329,15 @@ def _check_private(path: Path, status: os.stat_result) -> None:
             f"{path}: has mode {stat.S_IMODE(status.st_mode):04o}, so that others can read or write the key; expected "
             f"0600: 'chmod 600 {path}', and ask for a new certificate with 'crad-mesh certs renew' if somebody may "
             f"have read it"
+        )
+
+
+def _check_not_writable(path: Path, status: os.stat_result) -> None:
+    if status.st_mode & 0o022:
+        raise CertificateError(
+            f"{path}: has mode {stat.S_IMODE(status.st_mode):04o}, so that others can write it and decide whom this "
+            f"peer trusts, or what it shows; expected 0644: see with 'crad-mesh certs inspect {path}' that the right "
+            f"fingerprint is still in it, then 'chmod 644 {path}'"
         )
 
 

@@ -48,7 +48,7 @@ from peer.certificates import (
     sign,
     verify,
 )
-from peer.credentials import Credentials, expiry_warning, load_credentials
+from peer.credentials import Credentials, expiry_warning, load_credentials, load_files
 
 CA = new_authority("colon", NOW - DAY)
 KEY = new_key()
@@ -71,7 +71,8 @@ def fill(folder: Path, leaf: x509.Certificate = LEAF, key: Any = KEY, authority:
     (folder / "ca.pem").write_bytes(to_pem(authority.certificate))
     (folder / "peer.pem").write_bytes(to_pem(leaf))
     (folder / "peer.key").write_bytes(key_to_pem(key))
-    (folder / "peer.key").chmod(0o600)
+    for name, mode in (("ca.pem", 0o644), ("peer.pem", 0o644), ("peer.key", 0o600)):
+        (folder / name).chmod(mode)
 
 
 def load(folder: Path, now: datetime = NOW) -> Credentials:
@@ -177,6 +178,27 @@ def test_the_answer_to_a_request_is_missing(folder: Path) -> None:
 def test_a_key_that_others_can_reach(folder: Path, mode: int) -> None:
     (folder / "peer.key").chmod(mode)
     refused(folder, f"peer.key: has mode {mode:04o}", "expected 0600", "chmod 600", "renew")
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "peer.pem"])
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o620, 0o602, 0o1777])
+def test_certificates_that_others_can_write(folder: Path, name: str, mode: int) -> None:
+    (folder / name).chmod(mode)
+    refused(folder, f"{folder / name}: has mode {mode:04o}", "others can write it", f"'chmod 644 {folder / name}'")
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "peer.pem"])
+@pytest.mark.parametrize("mode", [0o644, 0o600, 0o400, 0o444, 0o755])
+def test_certificates_that_others_can_read(folder: Path, name: str, mode: int) -> None:
+    (folder / name).chmod(mode)
+    assert load(folder).peer == 1
+
+
+def test_files_on_their_way_to_a_peer_may_have_any_mode(folder: Path) -> None:
+    """They come by mail, and are written anew where they are used."""
+    for name in ("ca.pem", "peer.pem"):
+        (folder / name).chmod(0o666)
+    assert load_files(folder / "ca.pem", folder / "peer.pem", folder / "peer.key", "colon", 1, NOW).peer == 1
 
 
 def test_a_key_of_somebody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

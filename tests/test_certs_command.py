@@ -276,6 +276,7 @@ def test_the_ca_is_replaced_with_a_bundle(run: Run) -> None:
     old = enrol(run)
     run("init-ca --federation colon --out new-ca")
     Path("both.pem").write_bytes(Path("new-ca/ca.pem").read_bytes() + Path("crad-ca/ca.pem").read_bytes())
+    Path("both.pem").chmod(0o644)
     Path("both.pem").replace("crad-tls/0/ca.pem")
     assert load_credentials(Path("crad-tls/0"), "colon", 0).certificate == old.certificate
     run("renew")
