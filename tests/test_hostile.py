@@ -7,6 +7,7 @@ hand (``hostile``), most with the certificate of a third peer.
 
 from __future__ import annotations
 
+import gzip
 import logging
 import re
 import socket
@@ -221,6 +222,8 @@ def kinds(field: Field) -> dict[str, tuple[Callable[[Connection], set[int]], dic
         nested = b"\x0a" + bytes((len(nested) & 127 | 128, len(nested) >> 7)) + nested
     no_request, unknown = {f"{ours}: no request": 1}, {"an unknown caller: unknown method": 1}
 
+    by_gzip = (b"grpc-encoding", b"gzip")
+
     def malformed(name: str) -> dict[str, int]:
         return {f"{ours}: malformed {name}": 1}
 
@@ -233,7 +236,8 @@ def kinds(field: Field) -> dict[str, tuple[Callable[[Connection], set[int]], dic
         "longer than a field may be": (call(HELLO, changed(software="x" * 101)), malformed("HelloRequest")),
         "larger than a message may be": (call(HELLO, message(b"x", length=MAX_REQUEST_BYTES + 1)), no_request),
         "says it is 4 GB": (call(HELLO, message(b"x", length=2**32 - 1)), no_request),
-        "compressed": (call(HELLO, message(b"x" * 40, compressed=1), (b"grpc-encoding", b"gzip")), {}),
+        # Were they unpacked, these would count as malformed.
+        "compressed": (call(HELLO, message(gzip.compress(b"\xff" * 40), compressed=1), by_gzip), {}),
         "no such compression": (call(HELLO, message(b"x", compressed=1), (b"grpc-encoding", b"magic")), no_request),
         "no message": (lambda c: {c.open(HELLO, b"")}, no_request),
         "half a message": (call(HELLO, message(b"x" * 10, length=100)), no_request),
