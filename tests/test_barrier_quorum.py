@@ -239,6 +239,36 @@ def test_who_announces_and_does_not_deliver_holds_up_two_rounds_and_not_all(ahea
     assert not barrier.state.chosen  # something has come: it is waited for
 
 
+@pytest.mark.parametrize(("number", "is_waited_for"), [(4, False), (5, False), (6, True), (7, True)])
+@pytest.mark.parametrize("teachers", [OTHERS, ()])
+def test_only_what_is_new_enough_brings_a_peer_back(
+    number: int, is_waited_for: bool, teachers: tuple[int, ...]
+) -> None:
+    """A transfer of an old round may end long after its peer was given up."""
+    barrier = running(5, *arrival(1, 5), Tick(25.0), Published(6, 5.0), teachers=teachers)
+    feed(barrier, *arrival(1, 6), Tick(50.0), Published(7, 5.0))
+    assert barrier.state.absent == {2}
+    # Of one that teaches, a snapshot says so; of one that does not, the manifest.
+    late = SnapshotHeld(2, number) if teachers else ManifestHeld(2, number)
+    feed(barrier, late, *arrival(1, 7))
+    assert (2 in barrier.state.absent) != is_waited_for
+    # The manifest of round 7 is all that was missing of one that does not teach.
+    assert (barrier.state.chosen is None) == (is_waited_for and (number, teachers) != (7, ()))
+
+
+def test_who_did_not_keep_its_word_and_then_delivers_is_believed_again() -> None:
+    barrier = running(2, *arrival(1, 2), Tick(25.0))  # peer 2 misses round 2
+    feed(barrier, Published(3, 5.0), Announced(2, 3), *arrival(1, 3), Tick(50.0))  # is back by its word, and breaks it
+    feed(barrier, Published(4, 5.0), Announced(2, 4))
+    assert trains(feed(barrier, *arrival(1, 4))) != []  # it is not believed any more
+    feed(barrier, Published(5, 5.0), *arrival(2, 5))  # delivers
+    feed(barrier, *arrival(1, 5), Tick(75.0), Published(6, 5.0))
+    feed(barrier, *arrival(1, 6), Tick(100.0))  # misses once more, as anybody may
+    assert barrier.state.absent == {2}
+    feed(barrier, Published(7, 5.0), Announced(2, 7), *arrival(1, 7))
+    assert barrier.state.chosen is None  # its word counts
+
+
 def test_old_news_admits_nobody() -> None:
     barrier = running(5, Announced(2, 5), *arrival(1, 5))
     barrier.step(Tick(25.0))
