@@ -13,9 +13,12 @@ import pytest
 from crad_p2p.federation import build_federation
 from crad_p2p.manifest import MAX_BYTES, Manifest
 from crad_p2p.snapshot import MAX_HEADER_BYTES, Layout, SnapshotError, TensorSpec, file_bounds
+from launch.authority import throwaway
 from peer._proto.crad.v1 import peer_pb2
+from peer.credentials import load_authorities, load_credentials
 from peer.hello import describe_disagreement, greeting
 from peer.intake import Intake, agreed_fields
+from peer.signatures import sign_manifest
 
 FEDERATION = build_federation(
     {
@@ -378,6 +381,29 @@ def test_nobody_gains_weight_with_samples_that_he_does_not_have(
         with pytest.raises(SnapshotError) as raised:
             tested.manifest(document, 1, 4)
         assert str(raised.value) == f"manifest counts {expected}"
+
+
+@pytest.mark.parametrize(
+    ("signer", "words"),
+    [
+        (1, None),
+        (0, "manifest of peer 1 is signed by peer 0"),
+        (None, "manifest of round 4 of peer 1 is not signed"),
+    ],
+)
+def test_with_certificates_a_manifest_is_taken_from_its_owner_alone(
+    tmp_path: Path, signer: int | None, words: str | None
+) -> None:
+    throwaway(tmp_path, FEDERATION.federation, [0, 1])
+    tested = Intake(FEDERATION, LAYOUTS, CLASSES, lambda: load_authorities(tmp_path / "ca.pem"))
+    manifest = Manifest.from_bytes(json.dumps(manifest_document()).encode())
+    if signer is not None:
+        manifest = sign_manifest(manifest, load_credentials(tmp_path / f"{signer}", FEDERATION.federation, signer))
+    if words is None:
+        assert tested.manifest(manifest.to_bytes(), 1, 4) == manifest
+    else:
+        with pytest.raises(SnapshotError, match=f"^{words}$"):
+            tested.manifest(manifest.to_bytes(), 1, 4)
 
 
 def test_a_file_larger_than_the_architecture_is_refused_before_a_byte_is_fetched() -> None:
