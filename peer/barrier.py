@@ -450,7 +450,6 @@ class Barrier:
         missed = set(self._pending())
         s.absent |= missed
         s.broken |= missed & s.on_word
-        s.on_word -= missed
 
     def _is_fresh_enough(self, model_round: int) -> bool:
         return self.state.published - model_round <= (self.quorum.max_staleness if self.quorum else 0)

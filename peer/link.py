@@ -37,6 +37,8 @@ from peer.words import in_short
 logger = logging.getLogger(__name__)
 
 _FIRST_DELAY = 0.1
+#: Seconds for which a connection must have lasted, so that its end is news, and it is dialled anew at once.
+_STEADY = 5.0
 #: Seconds between two tries. An attempt to connect may have taken four when the link heals, and traffic resumes within
 #: five; but who sends what must not be used is not asked again so soon.
 _LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
@@ -142,13 +144,17 @@ class Link:
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if not is_up:  # once, and again after a line that it was not
-                    logger.info("peer %d at %s: connected", self.peer, self._address)
+                    attempt.say(logger, f"peer {self.peer} at {self._address}: connected")
                 is_up, has_left = True, False
                 self._on_connection(self.peer, True)
-                attempt.succeeded()
                 self._stranger = None
-                async with self._call() as stub:
-                    has_left = await self._follow(stub)
+                begun = time.monotonic()
+                try:
+                    async with self._call() as stub:
+                        has_left = await self._follow(stub)
+                finally:
+                    if time.monotonic() - begun >= _STEADY:
+                        attempt.succeeded()
                 reason = "it ended the stream"
             except _CallError as error:
                 reason = str(error)
@@ -164,7 +170,12 @@ class Link:
                 self._on_connection(self.peer, False)
             level = logging.WARNING if reason == self._stranger else logging.INFO  # that does not heal by itself
             level = logging.DEBUG if has_left else level
-            attempt.failed(logger, f"peer {self.peer} at {self._address}: {reason}; trying again", level=level)
+            attempt.failed(
+                logger,
+                f"peer {self.peer} at {self._address}: {reason}; trying again",
+                level=level,
+                longest=_LONGEST_DELAY_AFTER_DAMAGE if has_left else _LONGEST_DELAY,
+            )
         raise AssertionError("attempts never end")
 
     async def hello(self) -> peer_pb2.HelloReply:
@@ -551,11 +562,15 @@ class _Attempt:
     ) -> bool:
         """Log a failure, unless that was said before; whether it is the same as the last one."""
         is_repeated = message == self._last_message
+        self.say(log, message, level)
+        self._last_message, self._longest = message, longest
+        return is_repeated
+
+    def say(self, log: logging.Logger, message: str, level: int = logging.INFO) -> None:
+        """Log it, unless that was said before."""
         if message not in self._said:
             self._said.append(message)
             log.log(level, message)
-        self._last_message, self._longest = message, longest
-        return is_repeated
 
     async def pause(self) -> None:
         """Longer each time, and of random length, so that many peers do not call in step."""

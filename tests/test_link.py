@@ -315,15 +315,24 @@ async def test_a_slow_reader_sees_the_latest_state_not_every_one(tmp_path: Path)
 
 
 @in_loop
-async def test_the_link_ends_when_the_peer_leaves_for_good(tmp_path: Path) -> None:
-    witness = Witness()
+async def test_a_peer_that_leaves_is_watched_again_when_it_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    witness, last = Witness(), federation(1).rounds
     async with serving(tmp_path) as remote:
         link = witness.link(remote.port)
         task = asyncio.create_task(link.watch())
         await witness.connection(True)
-        remote.status.update(collected=0, leaving=True)
-        await asyncio.wait_for(task, 5)
-        assert (await witness.state_with(lambda state: state.leaving)).collected == 0
+        remote.status.update(round=last, leaving=True)
+        await witness.state_with(lambda state: state.leaving)
+        await witness.connection(False)
+        await witness.connection(True)  # it is asked again, and says the same
+        assert caplog.text.count("connected") == 1
+        assert "trying again" not in caplog.text
+        remote.status.update(round=last, leaving=False)
+        await witness.state_with(lambda state: not state.leaving)
+        await stopped(task)
         await link.close()
 
 
