@@ -14,7 +14,8 @@ from rich.text import Text
 
 from crad_p2p.errors import CertificateError, CradError, ExitCode, PortTakenError
 from crad_p2p.federation import Federation, is_loopback
-from launch.preflight.greet import Caller, NoAnswerError, WrongAnswerError, greet
+from crad_p2p.foreign import printable
+from launch.preflight.greet import Caller, NoAnswerError, WrongAnswerError, greet, state_of
 from launch.preflight.here import check_certificate, check_state, describe_federation
 from launch.preflight.learner import ask_learner, data_message, describe_data, describe_failure
 from launch.preflight.others import Other, judge, judge_calls, judge_refusals, look_at
@@ -27,10 +28,13 @@ from peer.host import Host
 from peer.proxies import check_proxies
 from peer.store import Store
 from peer.tls import Tls
+from peer.words import is_cut_off
 
 _STYLES = {Level.OK: "green", Level.WARNING: "bold yellow", Level.FAILURE: "bold red"}
 #: Seconds for which another check may be later than this one.
 _LATE = 3.0
+#: Seconds for a running peer to say what it does.
+_ASK = 4.0
 #: Characters of the first two columns.
 _LEVEL, _WHAT = 7, 11
 
@@ -67,6 +71,8 @@ class Check:
             probe = Probe(self._federation, self._id, self._host.state_dir, self._tls) if can_call else None
             address = await self._check_address(probe)
             yield address
+            if self.holder is not None and probe is not None and address.level is Level.OK:
+                yield await self._ask_running()
             is_probing = probe is not None and self.holder is None and address.level is Level.OK
             if probe is not None:
                 stack.push_async_callback(probe.stop)
@@ -113,7 +119,15 @@ class Check:
                     await probe.told(checked, min(_LATE, deadline - asyncio.get_running_loop().time()))
             callers = probe.callers if is_probing and probe is not None else set()
             for other in others:
-                yield judge(other, caller, self._store, data, has_called=other.peer in callers, wait=self._wait)
+                yield judge(
+                    other,
+                    caller,
+                    self._store,
+                    data,
+                    has_called=other.peer in callers,
+                    wait=self._wait,
+                    is_running=self.holder is not None,
+                )
             if others and is_probing:
                 yield judge_calls(others, callers, self._host.listen, self._wait)
             if probe is not None and probe.refusals.counts:
@@ -160,6 +174,17 @@ class Check:
                 "give the check the options of the peer, or wait if it is only starting",
             )
         return ok(what, f"this peer is running (process {holder}), and answers at {listen}")
+
+    async def _ask_running(self) -> Finding:
+        """What this very peer, which runs, does or waits for."""
+        caller = Caller(self._federation, self._id, self._tls)
+        state = await state_of(caller, self._id, _own_end(self._host.listen), _ASK, with_data=False)
+        if state is None:
+            return warning("running", f"this peer has not said within {_ASK:g} s what it does", "look into its log")
+        said = printable(state.explanation, 300) or state.phase
+        if is_cut_off(state.explanation):
+            return warning("running", f"this peer says: {said}", "see below, and what its log says of them")
+        return ok("running", f"this peer says: {said}")
 
     async def _who_listens(self) -> str | None:
         """Whether it is this peer itself that has the port."""

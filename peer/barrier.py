@@ -52,7 +52,7 @@ from peer.events import (
     Tick,
     Train,
 )
-from peer.words import name_peers
+from peer.words import NOT_CONNECTED, name_peers
 
 #: Teachers of a round, by its number.
 TeachersOf = Callable[[int], tuple[int, ...]]
@@ -515,11 +515,29 @@ class Barrier:
             return f"{opening} waits for the learner to run {teachers - done} of {teachers} teachers"
         return f"{opening} {self._strangers()}"
 
-    def _wait(self) -> str:
-        """For whom the choice of teachers waits; those whose absence is known count only if nobody else is left."""
+    def explained(self) -> list[int]:
+        """The other peers that the sentence of :meth:`explain` is about."""
         s = self.state
+        if s.rejoining >= 0 or s.published < 0 or not s.learner_up:
+            return []
+        strangers = [j for j in self.others if j not in s.greeted]
+        if self._is_left_behind():
+            return strangers
+        if s.training and s.published < self.rounds:
+            return []
+        if s.chosen is None and (waited_for := self._waited_for()):
+            return [j for j in waited_for if j not in s.manifests] or waited_for
+        done, teachers = self.teachers_done
+        return [] if s.published == self.rounds or done < teachers else strangers
+
+    def _waited_for(self) -> list[int]:
+        """For whom the choice of teachers waits; those whose absence is known count only if nobody else is left."""
         pending = self._pending()
-        waited_for = [j for j in pending if j not in s.absent] or pending
+        return [j for j in pending if j not in self.state.absent] or pending
+
+    def _wait(self) -> str:
+        s = self.state
+        waited_for = self._waited_for()
         if not waited_for:
             return ""
         what = "the last round" if s.published == self.rounds else f"round {s.published}"
@@ -533,7 +551,7 @@ class Barrier:
         return f"waits until {name_peers(strangers)} {verb} been reached since the start"
 
     def _who(self, peers: list[int]) -> str:
-        named = [f"{peer}" if peer in self.state.connected else f"{peer} (not connected)" for peer in peers]
+        named = [f"{peer}" if peer in self.state.connected else f"{peer} {NOT_CONNECTED}" for peer in peers]
         return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
     def _limit(self, peers: list[int]) -> str:

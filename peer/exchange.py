@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from peer.channels import Waits
 from peer.hello import data_as_json, describe_data_difference
 from peer.intake import Intake
 from peer.link import Link, RoundGoneError
+from peer.standstill import Way
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
@@ -130,6 +131,20 @@ class Exchange:
     def troubles(self) -> list[str]:
         """What is known of peers that cannot be reached, a part sentence each."""
         return [f"peer {peer}: {link.trouble}" for peer, link in self._links.items() if link.trouble]
+
+    def ways(self, followed_since: Mapping[int, float]) -> dict[int, Way]:
+        """How all others are reached now.
+
+        Args:
+            followed_since: since when, on the monotonic clock, those watch that watch this peer.
+        """
+        return {peer: self._way(link, followed_since.get(peer, -math.inf)) for peer, link in self._links.items()}
+
+    def _way(self, link: Link, followed_since: float) -> Way:
+        if link.down_since is not None:
+            return Way(link.address, link.down_since, link.reason, calls_here=followed_since >= link.down_since)
+        state = self._latest_states.get(link.peer, peer_pb2.PeerState())
+        return Way(link.address, None, is_busy=state.phase not in ("", "wait"), says=state.explanation)
 
     def renew(self) -> None:
         """This peer has a new certificate: connect anew with it."""

@@ -100,7 +100,7 @@ class Link:
         self.transfer_seconds = 0.0
         self._slots = slots or Slots(1, math.inf)
         self._turns = Turns()
-        self._address = federation.peer(peer).address
+        self.address = federation.peer(peer).address
         self._federation = federation
         self._own_id = own_id
         self._waits = waits
@@ -114,6 +114,8 @@ class Link:
         self._valid_until: datetime | None = None  # the peer's certificate
         self.doubted = -1  # the last round of this peer that the other one claims without proof
         self._stranger: str | None = None  # what was found last at the address
+        self.down_since: float | None = time.monotonic()  # None while it is connected
+        self.reason = ""  # why it is not, or was not last
         self._look_again = 0.0
         self._is_renewed = False  # this peer's certificate, since the connection was made
         self._line = self._dial()
@@ -144,8 +146,8 @@ class Link:
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if not is_up:  # once, and again after a line that it was not
-                    attempt.say(logger, f"peer {self.peer} at {self._address}: connected")
-                is_up, has_left = True, False
+                    attempt.say(logger, f"peer {self.peer} at {self.address}: connected")
+                is_up, has_left, self.down_since = True, False, None
                 self._on_connection(self.peer, True)
                 self._stranger = None
                 begun = time.monotonic()
@@ -163,16 +165,19 @@ class Link:
             except (CradError, OSError):
                 raise
             except Exception:  # whatever its words have set off here must not end this peer
-                logger.exception("peer %d at %s: what it says cannot be dealt with", self.peer, self._address)
+                logger.exception("peer %d at %s: what it says cannot be dealt with", self.peer, self.address)
                 reason = "what it says cannot be dealt with"
+            self.reason = reason
             if is_up is not False:  # not once for every attempt that fails
                 is_up = False
+                if self.down_since is None:
+                    self.down_since = time.monotonic()
                 self._on_connection(self.peer, False)
             level = logging.WARNING if reason == self._stranger else logging.INFO  # that does not heal by itself
             level = logging.DEBUG if has_left else level
             attempt.failed(
                 logger,
-                f"peer {self.peer} at {self._address}: {reason}; trying again",
+                f"peer {self.peer} at {self.address}: {reason}; trying again",
                 level=level,
                 longest=_LONGEST_DELAY_AFTER_DAMAGE if has_left else _LONGEST_DELAY,
             )
@@ -188,7 +193,7 @@ class Link:
             try:
                 return await self._greet()
             except _CallError as error:
-                attempt.failed(logger, f"peer {self.peer} at {self._address}: {error}; trying again")
+                attempt.failed(logger, f"peer {self.peer} at {self.address}: {error}; trying again")
         raise AssertionError("attempts never end")
 
     async def manifest(
@@ -305,7 +310,7 @@ class Link:
         """Why no connection comes about; looked at now and then, since the reason rarely changes."""
         now = asyncio.get_running_loop().time()
         if self._tls is not None and now >= self._look_again:
-            found = await describe_stranger(self._address, self.peer, self._tls)
+            found = await describe_stranger(self.address, self.peer, self._tls)
             self._stranger = None if found is None else str(found)
             self._look_again = now + _LOOK
         return self._stranger
@@ -345,7 +350,7 @@ class Link:
         if reply.peer == self.peer:
             difference = describe_disagreement(reply, self._federation, self._own_id)
         else:
-            difference = f"{self._address} should be peer {self.peer}, and answers as peer {reply.peer}"
+            difference = f"{self.address} should be peer {self.peer}, and answers as peer {reply.peer}"
         is_repeated, self._difference = difference == self._difference, difference
         if difference is None:
             self._has_agreed = True
@@ -406,7 +411,7 @@ class Link:
             self.transfer_seconds += time.monotonic() - start
 
     def _dial(self) -> _Line:
-        return _Line(dial(self._address, self._tls, self.peer))
+        return _Line(dial(self.address, self._tls, self.peer))
 
     def _redial(self, line: _Line) -> None:
         if line is self._line:

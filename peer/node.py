@@ -46,6 +46,7 @@ from peer.refusals import Refusals
 from peer.room import check_room
 from peer.server import PeerServicer, Server
 from peer.signals import Signals
+from peer.standstill import LONG, Standstill
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
@@ -57,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 #: Starts of the learner without a finished round in between, after which another is not expected to help.
 _MAX_LEARNER_STARTS = 5
-#: Seconds after which an unchanged situation is worth a line in the log.
-_LONG = 30.0
 #: Seconds between two writings of what was refused.
 _SAVE = 5.0
 
@@ -691,14 +690,12 @@ class Node:
 
     async def _say_what_takes_long(self) -> NoReturn:
         """Log what this peer waits for, when it has not changed for a while."""
-        explanation, since = "", time.monotonic()
+        standstill = Standstill(self._host.peers_file)
         while True:
-            await asyncio.sleep(_LONG / 10)
-            if self._status.state.explanation != explanation:
-                explanation, since = self._status.state.explanation, time.monotonic()
-            elif time.monotonic() - since >= _LONG:
-                logger.info("no change for %g s: %s", _LONG, explanation)
-                since = math.inf  # said once
+            await asyncio.sleep(LONG / 10)
+            ways = self._exchange.ways(self._servicer.followed_since)
+            for level, sentence in standstill.look(self._barrier.explain(), self._barrier.explained(), ways):
+                logger.log(level, "%s", sentence)
 
     async def _stop_on_signal(self) -> NoReturn:
         name = await self._signals.wait()

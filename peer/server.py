@@ -85,6 +85,7 @@ class PeerServicer:
         self._found_whole: dict[Path, float] = {}  # when, on the monotonic clock
         self.bytes_sent = 0
         self.greeted: Counter[int] = Counter()  # how often each peer has said hello
+        self.followed_since: dict[int, float] = {}  # who watches now, and since when on the monotonic clock
         self._callers: dict[str, int] = {}  # without TLS: who has last said hello on a connection
 
     async def Hello(self, request: peer_pb2.HelloRequest, call: Call) -> peer_pb2.HelloReply:
@@ -119,8 +120,15 @@ class PeerServicer:
         who = self._callers.get(call.connection) if call.caller is None else call.caller
         if who is not None and who != self._id:
             self._status.follow(who)
-        async for state in self._status.watch(progress=request.progress):
-            yield state
+        begun = time.monotonic()
+        if who is not None:
+            self.followed_since[who] = begun
+        try:
+            async for state in self._status.watch(progress=request.progress):
+                yield state
+        finally:
+            if who is not None and self.followed_since.get(who) == begun:  # a later one may be open
+                del self.followed_since[who]
 
     async def Refuse(self, request: peer_pb2.RefuseRequest, call: Call) -> peer_pb2.RefuseReply:
         """Take note that a peer does not use a snapshot of this one."""

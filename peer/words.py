@@ -8,11 +8,19 @@ from urllib.parse import unquote
 
 from crad_p2p.foreign import printable
 
+#: Behind the peers in a sentence to which there is no connection now.
+NOT_CONNECTED = "(not connected)"
+
 
 def name_peers(ids: Iterable[object]) -> str:
     """``peer 1`` or ``peers 1, 2``."""
     named = list(map(str, ids))
     return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"
+
+
+def is_cut_off(explanation: str) -> bool:
+    """Whether what a peer says that it waits for includes a peer that it does not reach."""
+    return NOT_CONNECTED in explanation or "been reached since the start" in explanation
 
 
 def in_short(details: str) -> str:
@@ -35,6 +43,14 @@ def in_bytes(number: float) -> str:
         if number < 999.5 or unit == "TB":
             break
     return f"{number:.1f} {unit}" if number < 9.95 else f"{number:.0f} {unit}"
+
+
+def in_time(seconds: float) -> str:
+    """A positive time, rounded to what people say: ``35 s``, ``5 min``, ``3 h``."""
+    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def in_days(days: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -387,6 +388,8 @@ def test_explain_says_what_is_waited_for(published: int, events: list[Event], se
     feed(barrier, *events)
     found = barrier.explain()
     assert found.startswith(sentence) if sentence.endswith("(not") else found == sentence
+    named = re.search(r"(?<=of )peers? [^;]*", sentence)
+    assert barrier.explained() == ([int(number) for number in re.findall(r"\d+", named[0])] if named else [])
 
 
 # --- any sequence of events -------------------------------------------------------------------------------------------

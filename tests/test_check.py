@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 import pytest
-from processes import ENVIRONMENT, LIGHT, Peers, certificates, federation_file, free_port
+from processes import ENVIRONMENT, LIGHT, Peers, certificates, federation_file, free_port, until
 from rich.console import Console
 
 from crad_p2p.errors import ConfigurationError, DataError, ExitCode, LearnerFailedError
@@ -298,6 +298,7 @@ def test_this_peer_is_running(mesh: Callable[..., Peers]) -> None:
     peers = mesh(2)
     running = peers.start(0)
     running.says("listening on")
+    until(lambda: "(not connected)" in running.explanation(), "peer 0 has its model, and waits")
     before = running.output
     check = check_of(peers.file, wait=0.0)
     findings = asyncio.run(collect(check))
@@ -307,12 +308,27 @@ def test_this_peer_is_running(mesh: Callable[..., Peers]) -> None:
     assert "this peer is running" in findings["address"].text
     assert "answers at" in findings["address"].text
     assert "not looked at" in findings["data"].text
-    assert verdict(list(findings.values()), 0, check.holder) == "1 warning: peer 0 is running."
+    assert (findings["running"].level, findings["peer 1"].level) == (Level.WARNING, Level.WARNING)
+    assert "peer 1" in findings["running"].text
+    assert verdict(list(findings.values()), 0, check.holder) == "2 warnings: peer 0 is running."
     assert "WARNING" not in running.output.removeprefix(before)
     # From another folder it looks like a stranger, but for its certificate.
     elsewhere_ = found(peers.file, wait=0.0, state_dir=peers.folder / "other")
     assert failures(elsewhere_) == [("address", ExitCode.PORT_TAKEN)]
     assert re.search(r"peer 0 is running there, with another state directory than", elsewhere_["address"].text)
+
+
+def test_a_running_peer_that_is_not_reached_by_another_is_no_good_news(mesh: Callable[..., Peers]) -> None:
+    """From here all is well; there, the address of this peer is wrong."""
+    peers = mesh(2)
+    zero = peers.start(0)
+    peers.start(1, file=peers.write_file(peers.folder / "elsewhere", {0: free_port()}))
+    zero.says("peer 1 at .*: connected")
+    until(lambda: "waits for round 1 of peer 1" in zero.explanation(), "peer 0 is in round 1")
+    findings = found(peers.file, wait=4.0)
+    assert findings["running"].text == "this peer says: round 2 waits for round 1 of peer 1"
+    assert findings["peer 1"].level is Level.WARNING
+    assert "but it says: round 1 waits for round 0 of peer 0 (not connected)" in findings["peer 1"].text
 
 
 # --- the others -------------------------------------------------------------------------------------------------------
@@ -423,7 +439,7 @@ def judged(tmp_path: Path, *, ahead: float = 0.0, names: tuple[str, ...] = ("eve
     peers = [{"id": i, "address": f"127.0.0.1:{7400 + i}", "arch": "cnn6@0.125"} for i in range(2)]
     federation = load_federation(federation_file(tmp_path, peers=peers))
     greeting = Greeting(peer_pb2.HelloReply(peer=1), is_check=False, round_trip=0.08, ahead=ahead)
-    other = Other(1, "127.0.0.1:7401", greeting, data=peer_pb2.Data(class_names=names))
+    other = Other(1, "127.0.0.1:7401", greeting, state=peer_pb2.PeerState(data=peer_pb2.Data(class_names=names)))
     own = peer_pb2.Data(class_names=("even", "odd"))
     store = Store(tmp_path / "state")
     return judge(other, Caller(federation, 0, None), store, own, has_called=True, wait=10.0)

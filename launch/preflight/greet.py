@@ -159,26 +159,33 @@ def _forget_unproved(caller: Caller, tls: Tls, reply: peer_pb2.HelloReply) -> No
         reply.ClearField("seen_sha256")
 
 
-async def data_of(caller: Caller, peer: int, address: str, seconds: float) -> peer_pb2.Data | None:
-    """What data the peer says that it has; None if it does not say so in so many seconds."""
+async def state_of(
+    caller: Caller, peer: int, address: str, seconds: float, *, with_data: bool
+) -> peer_pb2.PeerState | None:
+    """What the peer does; None if it does not say so in so many seconds.
+
+    Args:
+        with_data: wait until it says what data it has.
+    """
     channel = dial(address, caller.tls, peer)
     try:
-        return await within(seconds, _watch(caller, RawStub(channel), peer, seconds))
+        return await within(seconds, _watch(caller, RawStub(channel), peer, seconds, with_data))
     except (grpc.aio.AioRpcError, MessageError, TimeoutError, WrongAnswerError):
         return None
     finally:
         await channel.close()
 
 
-async def _watch(caller: Caller, stub: RawStub, peer: int, seconds: float) -> peer_pb2.Data | None:
+async def _watch(
+    caller: Caller, stub: RawStub, peer: int, seconds: float, with_data: bool
+) -> peer_pb2.PeerState | None:
     await _hello(caller, stub, peer, seconds)  # so that the called peer knows who watches, even without TLS
     call = stub.Watch(peer_pb2.WatchRequest(), metadata=CHECKING)
     try:
         while (raw := await call.read()) is not grpc.aio.EOF:
             state = parse(peer_pb2.PeerState, raw)
-            if state.HasField("data"):
-                data: peer_pb2.Data = state.data
-                return data
+            if state.HasField("data") or not with_data:
+                return state
     finally:
         call.cancel()
     return None

@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from crad_p2p.errors import ExitCode, IncompleteError
-from launch.preflight.greet import Caller, Greeting, NoAnswerError, WrongAnswerError, data_of, greet
+from crad_p2p.foreign import printable
+from launch.preflight.greet import Caller, Greeting, NoAnswerError, WrongAnswerError, greet, state_of
 from peer._proto.crad.v1 import peer_pb2
 from peer.exchange import refuse_rollback
 from peer.findings import Finding, failed_by, failure, ok, warning
 from peer.hello import describe_data_difference
 from peer.store import Store
-from peer.words import name_peers
+from peer.words import is_cut_off, name_peers
 
 #: Seconds between two tries.
 _PAUSE = 0.5
@@ -29,7 +30,7 @@ class Other:
         greeting: its answer, if it was in order.
         reason: why it was not reached at the last try.
         wrong: what is wrong with whoever answers.
-        data: the peer's, if both sides have said theirs.
+        state: what it does, if it said that; with its data, if those here are known.
     """
 
     peer: int
@@ -37,7 +38,7 @@ class Other:
     greeting: Greeting | None = None
     reason: str = ""
     wrong: WrongAnswerError | None = None
-    data: peer_pb2.Data | None = None
+    state: peer_pb2.PeerState | None = None
 
     @property
     def is_up(self) -> bool:
@@ -61,14 +62,27 @@ async def look_at(
             if clock() >= deadline:
                 return
             await asyncio.sleep(min(_PAUSE, max(0.0, deadline - clock())))
-    if await asyncio.shield(own_data) is not None:
-        other.data = await data_of(caller, other.peer, other.address, max(_LATE, deadline - clock()))
+    compares = await asyncio.shield(own_data) is not None
+    seconds = max(_LATE, deadline - clock())
+    other.state = await state_of(caller, other.peer, other.address, seconds, with_data=compares)
 
 
 def judge(
-    other: Other, caller: Caller, store: Store, own_data: peer_pb2.Data | None, *, has_called: bool, wait: float
+    other: Other,
+    caller: Caller,
+    store: Store,
+    own_data: peer_pb2.Data | None,
+    *,
+    has_called: bool,
+    wait: float,
+    is_running: bool = False,
 ) -> Finding:
-    """The line for one peer."""
+    """The line for one peer.
+
+    Args:
+        has_called: it has called here, while this check listened.
+        is_running: this peer runs, so that the other one should reach it.
+    """
     what, peer = f"peer {other.peer}", other.peer
     if other.wrong is not None:
         return failure(what, other.wrong.exit_code, f"{other.address}: {other.wrong}", other.wrong.remedy)
@@ -90,16 +104,22 @@ def judge(
     except IncompleteError as error:
         return failed_by(what, error)
     data = ""
-    if own_data is not None and other.data is not None:
-        if difference := describe_data_difference(other.data, own_data, peer, caller.own_id):
+    if own_data is not None and other.state is not None:
+        if difference := describe_data_difference(other.state.data, own_data, peer, caller.own_id):
             return failure(what, ExitCode.PEERS_DISAGREE, f"{other.address}: {difference}")
         data = " and data"
     who = "answers, being checked, too" if other.greeting.is_check else "answers"
-    return ok(
-        what,
+    said = (
         f"{other.address} {who}: same version, federation{data}; round trip {1000 * other.greeting.round_trip:.0f} ms, "
-        f"clock {_clock(other.greeting.ahead)}",
+        f"clock {_clock(other.greeting.ahead)}"
     )
+    if is_running and not other.greeting.is_check and other.state and is_cut_off(other.state.explanation):
+        return warning(
+            what,
+            f"{said}; but it says: {printable(other.state.explanation, 200)}",
+            "its log says what stands in the way there; the address in its file, most often, or a firewall",
+        )
+    return ok(what, said)
 
 
 def _clock(ahead: float) -> str:
