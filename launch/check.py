@@ -140,7 +140,11 @@ class Check:
         try:
             if folder is None:
                 require_loopback(self._federation, self._host.listen)
-                return ok("certificate", "none, since --insecure was given; all addresses are of this machine")
+                return warning(
+                    "certificate",
+                    "none, since --insecure was given: plain text, which peers with TLS do not take; all addresses are "
+                    "of this machine",
+                )
             self._tls = Tls(folder, self._federation.federation, self._id)
         except CertificateError as error:
             return failed_by("certificate", error)

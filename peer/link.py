@@ -58,6 +58,12 @@ _CONNECTION_IS_FINE = (
 
 #: In gRPC's words for a connection that came about, and was given up in the handshake.
 _TLS_FAILED = ("Verification Check failed", "CERTIFICATE_VERIFY_FAILED", "SSL", "Socket closed")
+#: Plain text that is closed so often in a row, before anything was said, has met a peer that expects TLS.
+_CLOSED_TIMES = 2
+_EXPECTS_TLS = (
+    "the other end closes plain text: it probably expects TLS; start this peer without --insecure, and with its "
+    "certificate, or that one with --insecure"
+)
 #: Seconds between two looks at who answers in place of the peer.
 _LOOK = 10.0
 #: Times that a peer is told that its snapshot is not used.
@@ -117,6 +123,7 @@ class Link:
         self.down_since: float | None = time.monotonic()  # None while it is connected
         self.reason = ""  # why it is not, or was not last
         self._look_again = 0.0
+        self._closed_times = 0  # in a row, without TLS
         self._is_renewed = False  # this peer's certificate, since the connection was made
         self._line = self._dial()
 
@@ -148,6 +155,7 @@ class Link:
                 if not is_up:  # once, and again after a line that it was not
                     attempt.say(logger, f"peer {self.peer} at {self.address}: connected")
                 is_up, has_left, self.down_since = True, False, None
+                self._closed_times = 0
                 self._on_connection(self.peer, True)
                 self._stranger = None
                 begun = time.monotonic()
@@ -162,6 +170,8 @@ class Link:
                 reason = str(error)
                 if error.is_of_tls:
                     reason = await self._look_closer() or reason
+                else:
+                    self._closed_times = 0
             except (CradError, OSError):
                 raise
             except Exception:  # whatever its words have set off here must not end this peer
@@ -309,7 +319,10 @@ class Link:
     async def _look_closer(self) -> str | None:
         """Why no connection comes about; looked at now and then, since the reason rarely changes."""
         now = asyncio.get_running_loop().time()
-        if self._tls is not None and now >= self._look_again:
+        if self._tls is None:
+            self._closed_times += 1
+            self._stranger = _EXPECTS_TLS if self._closed_times >= _CLOSED_TIMES else None
+        elif now >= self._look_again:
             found = await describe_stranger(self.address, self.peer, self._tls)
             self._stranger = None if found is None else str(found)
             self._look_again = now + _LOOK

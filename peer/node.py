@@ -114,6 +114,10 @@ class Node:
         tls = self._tls = self._load_tls()
         if tls is None:
             require_loopback(self._federation, self._host.listen)
+            logger.warning(
+                "--insecure: this peer speaks plain text, and believes whoever says that it is another peer; peers "
+                "with TLS do not talk to it"
+            )
         self._signals = Signals(on_second=self._status.close)  # whoever watches is not waited for then
         proxies = check_proxies(os.environ, elsewhere(self._federation, self._id))
         if proxies.level is not Level.OK:

@@ -359,7 +359,8 @@ def test_two_sites_that_check_at_the_same_time(mesh: Callable[..., Peers], insec
         )
 
     for number, findings in enumerate(asyncio.run(both())):
-        assert {each.level for each in findings.values()} == {Level.OK}
+        warned = {"certificate"} if insecure else set()  # plain text is worth a word
+        assert {what for what, each in findings.items() if each.level is not Level.OK} == warned
         there = findings[f"peer {1 - number}"].text
         assert "answers, being checked, too: same version, federation and data" in there
         assert f"peer {1 - number} has called" in findings["reachable"].text
@@ -411,6 +412,15 @@ def test_a_forwarded_port_without_a_peer_behind_it_is_a_warning(mesh: Callable[.
         findings = found(peers.file, wait=0.0)
     assert failures(findings) == []
     assert re.search(r"has not been reached .*closed", findings["peer 1"].text)
+
+
+def test_plain_text_meets_a_peer_with_tls(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2)
+    peers.start(1).says("listening on")
+    findings = found(peers.file, wait=0.0, insecure=True)
+    assert "plain text, which peers with TLS do not take" in findings["certificate"].text
+    assert findings["peer 1"].level is Level.WARNING
+    assert "if a peer is there it probably expects TLS: leave --insecure out" in findings["peer 1"].text
 
 
 def test_one_way_streets(mesh: Callable[..., Peers]) -> None:

@@ -27,6 +27,7 @@ _PATIENCE = 4.0
 #: no peer behind it.
 _ENDED = ("Handshake read failed", "Socket closed")
 _CLOSED = "connections are taken and closed at once"
+_PLAIN = "if a peer is there it probably expects TLS: leave --insecure out"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ async def greet(caller: Caller, peer: int, address: str, seconds: float = _PATIE
         name = error.code().name.lower().replace("_", " ")
         slow = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         if any(map(details.__contains__, _ENDED)):
-            raise NoAnswerError(_CLOSED) from None
+            raise NoAnswerError(_CLOSED if caller.tls is not None else f"{_CLOSED}; {_PLAIN}") from None
         raise NoAnswerError(f"no answer within {seconds:g} s" if slow else details or name) from None
     finally:
         await channel.close()
