@@ -318,6 +318,12 @@ def date_text(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
+def issued_text(certificate: x509.Certificate, issuer: x509.Certificate) -> str:
+    """By which CA a certificate was issued, and until when it is good, for people who replace a CA."""
+    end = certificate.not_valid_after_utc
+    return f"of the CA {fingerprint_start(issuer)}, valid until {end:%Y-%m-%d}"
+
+
 def days_left(certificate: x509.Certificate, now: datetime | None = None) -> float:
     """Days until a certificate ends, negative after it."""
     return (certificate.not_valid_after_utc - (now or datetime.now(UTC))) / timedelta(days=1)

@@ -29,7 +29,7 @@ from crad_p2p.federation import Federation
 from peer._proto.crad.v1 import peer_pb2
 from peer.intake import MessageError, parse
 from peer.refusals import Refusals
-from peer.tls import CallerError, Tls
+from peer.tls import Caller, CallerError, Tls
 from peer.words import address_in
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ OPEN_OF_ONE = 4 * CALLS_OF_ONE
 _REQUEST_WAIT = 30.0
 #: Connections of which it is known that they have made a call: more than can be open.
 _REMEMBERED = 4_096
+#: Certificates of one peer that are remembered; it has one, and another while it is renewed.
+_CERTIFICATES = 16
 
 
 class _Open:
@@ -141,13 +143,15 @@ class Gate(grpc.GenericRpcHandler):
         self._open: defaultdict[int | str, list[_Open]] = defaultdict(list)
         self._called: dict[str, None] = {}  # connections that have made a call, the latest last
         self._calling = 0
+        self._certificates: dict[int, set[Caller]] = {}  # with which each member has come
         if tls is not None:
             # gRPC says nothing of handshakes that fail.
             remedy = (
-                "it has no certificate that is good here, speaks no TLS 1.3, was cut off, or looks who listens; its "
-                "address is not known. If a site cannot reach this peer, compare the CA's "
-                f"fingerprint with it ('crad-mesh certs inspect {tls.credentials.folder}'), and the end of its "
-                "certificate"
+                "it may be a site that does not take this peer's certificate (since its file has this address for "
+                "another peer, or this certificate has expired), one with --insecure, one whose certificate is not "
+                "good here, a connection that was cut, or somebody who looks who listens; gRPC tells neither which nor "
+                "from where. If a site cannot reach this peer, its log says why: compare addresses, the CA's "
+                f"fingerprint ('crad-mesh certs inspect {tls.credentials.folder}') and the ends of certificates with it"
             )
             refusals.measure(UNKNOWN, "connected and made no call", partial(self._silent, tls), remedy)
         # Requests stay raw bytes until the caller is known.
@@ -227,17 +231,35 @@ class Gate(grpc.GenericRpcHandler):
             return None
         self._note_connection(context.peer())
         try:
-            caller = self._tls.caller(context.auth_context()).peer
+            known = self._tls.caller(context.auth_context())
+            caller = known.peer
         except CallerError as error:
-            remedy = "if that is a site of this federation, have it look at its files with 'crad-mesh certs inspect'"
-            self._refusals.add_stranger(UNKNOWN, address_in(context.peer()), "certificate", str(error), remedy)
+            who, remedy = UNKNOWN, "if that is a site of this federation, have it look at its files"
+            if error.claims is not None:
+                who, remedy = (
+                    f"somebody with a certificate of peer {error.claims}",
+                    "if that is its site, it must renew it",
+                )
+            remedy += f" ('crad-mesh certs {'inspect' if error.claims is None else 'renew'}' there)"
+            self._refusals.add_stranger(who, address_in(context.peer()), "certificate", str(error), remedy)
             await self._abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
         if caller not in self._members:
             text = f"peer {caller} is not in the federation file"
             remedy = "give both sites the same file, or ask whoever runs the CA for whom that certificate was signed"
             self._refusals.add_stranger(f"peer {caller}", address_in(context.peer()), "not a member", text, remedy)
             await self._abort(context, grpc.StatusCode.PERMISSION_DENIED, text)
+        self._note_certificate(known)
         return caller
+
+    def _note_certificate(self, known: Caller) -> None:
+        """Say when a peer comes with a certificate with which it has not come before: a CA may be on its way out."""
+        shown = self._certificates.setdefault(known.peer, set())
+        if known not in shown:
+            if shown:
+                logger.info("peer %d comes with another certificate than before: %s", known.peer, known.certificate)
+            if len(shown) >= _CERTIFICATES:
+                shown.clear()
+            shown.add(known)
 
     def _note_connection(self, connection: str) -> None:
         if connection not in self._called:

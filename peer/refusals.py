@@ -77,7 +77,11 @@ class Refusals:
             logger.warning("refused a call of %s at %s: %s (%s)%s; %s", who, address, reason, detail, so_far, remedy)
 
     def measure(self, who: str, reason: str, count: Callable[[], int], remedy: str) -> None:
-        """Have something counted elsewhere written with the rest, and logged."""
+        """Have something counted elsewhere written with the rest, and logged.
+
+        Args:
+            remedy: what that may be, and what to do about it.
+        """
         self._measured[who, reason] = _Measured(count, remedy)
 
     def total(self) -> int:

@@ -15,8 +15,9 @@ import grpc
 from cryptography import x509
 
 from crad_p2p.errors import CertificateError
-from peer.certificates import check_issued, host_name, identity_of
+from peer.certificates import check_issued, date_text, host_name, identity_of, issued_text, issuer_of
 from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials, expiry_warning, load_credentials
+from peer.quiet import Quiet
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +28,29 @@ _MOST_CALLERS = 1_000
 
 
 class CallerError(Exception):
-    """Why a caller is refused."""
+    """Why a caller is refused.
+
+    Attributes:
+        claims: the peer that its certificate names, if a trusted CA issued that and only the time is wrong. Nothing is
+            to be concluded from it but whom to tell.
+    """
+
+    def __init__(self, text: str, claims: int | None = None) -> None:
+        super().__init__(text)
+        self.claims = claims
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls, by its certificate, and until when that is valid."""
+    """Who calls, by its certificate, and until when that is valid.
+
+    Attributes:
+        certificate: in words: its CA and its end.
+    """
 
     peer: int
     until: datetime
+    certificate: str = ""
 
 
 class Tls:
@@ -111,12 +126,16 @@ class Tls:
     def _identify(self, pem: bytes, now: datetime) -> Caller:
         # gRPC has checked the chain when the connection was made; since then authorities may have changed, and time
         # has passed.
+        claims = None
         try:
             certificate = x509.load_pem_x509_certificate(pem)
+            check_issued(certificate, self.authorities, None)
+            claims = identity_of(certificate, self._federation)
             check_issued(certificate, self.authorities, now)
-            return Caller(identity_of(certificate, self._federation), certificate.not_valid_after_utc)
         except ValueError as error:
-            raise CallerError(str(error)) from None
+            raise CallerError(str(error), claims) from None
+        issuer = issuer_of(certificate, self.authorities)
+        return Caller(claims, certificate.not_valid_after_utc, issued_text(certificate, issuer))
 
     def reload(self) -> bool:
         """Read the files again if they have changed; whether they are others now, and right.
@@ -150,22 +169,28 @@ class Tls:
 
     async def watch(self, on_change: Callable[[], None]) -> NoReturn:
         """Look at the files from time to time; warn when they are about to expire."""
-        since_warning, ended = _WARN, False
+        since_warning, quiet = _WARN, Quiet()
         while True:
-            if not ended and datetime.now(UTC) >= self.credentials.not_after:
-                ended = True
-                logger.error(
-                    "the certificate of this peer has expired, and no other peer accepts it any more: get a new one "
-                    "with 'crad-mesh certs renew'; it is taken up without a restart"
-                )
+            self.say_end(quiet)
             if since_warning >= _WARN and (warning := expiry_warning(self.credentials)):
                 since_warning = 0.0
                 logger.warning("%s", warning)
             await asyncio.sleep(_LOOK)
             since_warning += _LOOK
             if await asyncio.to_thread(self.reload):
-                since_warning, ended = _WARN, False
+                since_warning, quiet = _WARN, Quiet()
                 on_change()
+
+    def say_end(self, quiet: Quiet) -> None:
+        """Log that the certificate has expired, if it has: at once, and then ever more rarely."""
+        end = self.credentials.not_after
+        if datetime.now(UTC) >= end and quiet.may_speak(end):
+            logger.error(
+                "the certificate of this peer expired on %s, and no other peer accepts it any more: get a new one with "
+                "'crad-mesh certs renew --tls-dir %s'; it is taken up without a restart",
+                date_text(end),
+                self._folder,
+            )
 
     def _stamp(self) -> tuple[object, ...]:
         """Changes whenever a file does."""

@@ -342,7 +342,8 @@ def test_peers_that_run(mesh: Callable[..., Peers]) -> None:
     assert failures(findings) == []
     for number in (1, 2):
         assert re.search(
-            r"answers: same version, federation and data; round trip \d+ ms, clock right to a second$",
+            r"answers: same version, federation and data; round trip \d+ ms, clock right to a second; "
+            r"certificate of the CA ([0-9A-F]{2}:){3}[0-9A-F]{2}…, valid until \d{4}-\d\d-\d\d$",
             findings[f"peer {number}"].text,
         )
     assert re.fullmatch(r"peers 1, 2 have called 127\.0\.0\.1:\d+", findings["reachable"].text)

@@ -28,6 +28,8 @@ from launch.authority import (
     throwaway,
     to_pem,
 )
+from peer.certificates import fingerprint_start
+from peer.quiet import Quiet
 from peer.tls import CallerError, Tls
 
 #: For new certificate files.
@@ -173,6 +175,12 @@ def test_renewed_certificates_are_picked_up_without_a_stop(mesh: Callable[..., P
         write_file(folder / "ca.pem", old + to_pem(new.certificate))
     for each in running:
         until(lambda each=each: each.output.count("new certificate files are in use") == 2, each.output, 30)
+    start = fingerprint_start(new.certificate)
+    for i, each in enumerate(running):  # so that one knows when the old CA can go
+        each.says(
+            rf"INFO    peer {1 - i} comes with another certificate than before: of the CA {start}, valid until \d"
+        )
+        assert "than before" not in each.output[: each.output.index("new certificate files are in use")]
     peers.go_to(4, running)
     for each, folder in zip(running, folders, strict=True):
         assert signer_of(each.manifest(4)) == serial_in(folder)
@@ -327,12 +335,46 @@ def test_a_certificate_that_ends_while_its_peer_runs(mesh: Callable[..., Peers])
     peers.tell("hold", 3)
     running = [peers.start(i, command=LOOKS_OFTEN) for i in range(2)]
     peers.go_to(2, running)
-    running[1].says("ERROR   the certificate of this peer has expired")
+    running[1].says(
+        r"ERROR   the certificate of this peer expired on .*, and .* 'crad-mesh certs renew --tls-dir \S*crad-tls/1'"
+    )
     running[0].says(r"peer 1 at .*: (its certificate has expired|the certificate there expired on)")
+    running[0].says(
+        r"WARNING (refused a call of somebody with a certificate of peer 1 at .*: certificate \(expired on .*\); if "
+        r"that is its site, it must renew it|an unknown caller connected and made no call)"  # only TLS saw it
+    )
     give(one, authority, "one", 1)
     peers.tell("hold", None)
     for each in running:
         assert each.ended() == 0, each.output
+
+
+def test_whose_certificate_has_ended_is_said_but_not_believed(tmp_path: Path) -> None:
+    authority = new_authority("one")
+    give(tmp_path / "0", authority, "one", 0)
+    give(tmp_path / "1", authority, "one", 1, days=10, now=datetime.now(UTC) - timedelta(days=20))
+    give(tmp_path / "2", new_authority("one"), "one", 2)
+    tls = Tls(tmp_path / "0", "one", 0)
+    for number, claims in ((1, 1), (2, None)):
+        pem = (tmp_path / f"{number}/peer.pem").read_bytes()
+        with pytest.raises(CallerError) as raised:
+            tls.caller({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [pem]})
+        assert raised.value.claims == claims
+
+
+def test_the_end_of_the_own_certificate_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    end = datetime.now(UTC) + timedelta(seconds=1)
+    give(tmp_path / "0", new_authority("one"), "one", 0, days=1, now=end - timedelta(days=1))
+    tls, now = Tls(tmp_path / "0", "one", 0), [0.0]
+    quiet = Quiet(lambda: now[0])
+    tls.say_end(quiet)
+    assert not caplog.messages
+    until(lambda: datetime.now(UTC) > end, "its end", 5)
+    for at, lines in ((0, 1), (299, 1), (300, 2), (899, 2), (900, 3)):
+        now[0] = at
+        tls.say_end(quiet)
+        assert len(caplog.messages) == lines
+    assert f"'crad-mesh certs renew --tls-dir {tmp_path / '0'}'" in caplog.messages[0]
 
 
 def test_who_comes_by_an_older_tls_is_no_caller(tmp_path: Path) -> None:

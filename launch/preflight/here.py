@@ -7,7 +7,7 @@ from datetime import datetime
 
 from crad_p2p.errors import ConfigurationError, ExitCode
 from crad_p2p.federation import Federation
-from peer.certificates import days_left
+from peer.certificates import days_left, issued_text
 from peer.credentials import Credentials, expiry_warning
 from peer.disk_space import existing
 from peer.findings import Finding, failed_by, failure, ok, warning
@@ -33,8 +33,8 @@ def check_certificate(credentials: Credentials, now: datetime | None = None) -> 
     days = days_left(credentials.certificate, now)
     return ok(
         "certificate",
-        f"of peer {credentials.peer} of {credentials.federation}, valid until {credentials.not_after:%Y-%m-%d}, "
-        f"{in_days(days)}; the key is for its owner alone",
+        f"of peer {credentials.peer} of {credentials.federation}, "
+        f"{issued_text(credentials.certificate, credentials.issuer)}, {in_days(days)}; the key is for its owner alone",
     )
 
 

@@ -10,6 +10,7 @@ from crad_p2p.errors import ExitCode, IncompleteError
 from crad_p2p.foreign import printable
 from launch.preflight.greet import Caller, Greeting, NoAnswerError, WrongAnswerError, greet, state_of
 from peer._proto.crad.v1 import peer_pb2
+from peer.certificates import certificate_from_der, issued_text, issuer_of
 from peer.exchange import refuse_rollback
 from peer.findings import Finding, failed_by, failure, ok, warning
 from peer.hello import describe_data_difference
@@ -111,7 +112,7 @@ def judge(
     who = "answers, being checked, too" if other.greeting.is_check else "answers"
     said = (
         f"{other.address} {who}: same version, federation{data}; round trip {1000 * other.greeting.round_trip:.0f} ms, "
-        f"clock {_clock(other.greeting.ahead)}"
+        f"clock {_clock(other.greeting.ahead)}{_certificate(other.greeting.reply, caller)}"
     )
     if is_running and not other.greeting.is_check and other.state and is_cut_off(other.state.explanation):
         return warning(
@@ -120,6 +121,14 @@ def judge(
             "its log says what stands in the way there; the address in its file, most often, or a firewall",
         )
     return ok(what, said)
+
+
+def _certificate(reply: peer_pb2.HelloReply, caller: Caller) -> str:
+    """By which CA the peer has its certificate of now, so that one sees when nobody needs an old CA any more."""
+    if caller.tls is None:
+        return ""
+    certificate = certificate_from_der(reply.certificate)  # checked when it came
+    return f"; certificate {issued_text(certificate, issuer_of(certificate, caller.tls.authorities))}"
 
 
 def _clock(ahead: float) -> str:
