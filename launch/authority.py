@@ -10,6 +10,7 @@ The CA's directory, on a machine of whoever runs it:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -119,6 +120,21 @@ def load_authority(folder: Path) -> Authority:
         f"{folder / CA_FILE}: is not the certificate of the CA with the key {folder / CA_KEY_FILE}; expected the two "
         f"files as they were made: {begin}"
     )
+
+
+def beside(folder: Path, federation: str) -> list[tuple[Path, x509.Certificate]]:
+    """Directories of other CAs of the same federation in the same place, and their certificates, the newest first."""
+    found = []
+    for path in folder.absolute().parent.glob(f"*/{CA_FILE}"):
+        if path.parent.name == folder.absolute().name:
+            continue
+        with suppress(CertificateError):  # of something else
+            found += [
+                (folder.parent / path.parent.name, each)
+                for each in load_authorities(path)[1]
+                if federation in [name.value for name in each.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+            ]
+    return sorted(found, key=lambda each: each[1].not_valid_before_utc, reverse=True)
 
 
 def make_request(key: ec.EllipticCurvePrivateKey, federation: str, peer: int) -> x509.CertificateSigningRequest:

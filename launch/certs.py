@@ -42,6 +42,7 @@ def init_ca(
     from crad_p2p.durable import write_file
     from launch.authority import (
         CA_KEY_FILE,
+        beside,
         key_to_pem,
         make_folder,
         new_authority,
@@ -54,6 +55,7 @@ def init_ca(
     for path in (out / CA_KEY_FILE, out / CA_FILE):
         _refuse_existing(path, "every certificate hangs on it: give another directory with --out")
     authority = new_authority(federation)
+    earlier = beside(out, federation)
     with _writing():
         make_folder(out)
         write_file(out / CA_FILE, to_pem(authority.certificate))
@@ -62,6 +64,19 @@ def init_ca(
     say(f"  {out / CA_KEY_FILE}  stays here, and nobody else gets it; keep a copy of {out} under lock and key")
     say(f"  {out / CA_FILE}  is for every site; its fingerprint (sha256) is")
     say(f"  {fingerprint(authority.certificate)}")
+    if earlier:
+        old = earlier[0][0]
+        say(f"An earlier CA of this federation is in {old}. If this one is to follow it, next:")
+        say(f"  cat {out / CA_FILE} {old / CA_FILE} > both.pem")
+        say(
+            "Send both.pem to every site, and read the fingerprint out by telephone. When all have put it in the place "
+            "of their ca.pem, every site runs"
+        )
+        say("  crad-mesh certs renew")
+        say("and its request is signed here with the new CA:")
+        say(f"  crad-mesh certs sign next.csr --id ID --ca {out}")
+        say(f"Sign nothing with {old} any more, and move it away. docs/certificates.md, 'A new CA', has every step.")
+        return
     say(f"Next: send {out / CA_FILE} to every site and read the fingerprint out by telephone; every site runs")
     say(f"  crad-mesh certs request --id ID --federation {federation}")
 
@@ -112,12 +127,14 @@ def sign(
     """
     from crad_p2p.durable import write_file
     from launch.authority import (
+        beside,
         load_authority,
         load_request,
         sign_request,
         to_pem,
     )
     from launch.inspection import NEXT_REQUEST_FILE, describe
+    from peer.certificates import date_text
     from peer.credentials import CA_FILE
 
     if days not in _DAYS:
@@ -138,6 +155,14 @@ def sign(
         write_file(out, to_pem(certificate))
     say(f"{out}: certificate of peer {peer_id} of federation {authority.federation}")
     describe(certificate)
+    start = authority.certificate.not_valid_before_utc
+    for folder, other in beside(ca, authority.federation)[:1]:
+        if other.not_valid_before_utc > start:
+            say(
+                f"Warning: {folder / CA_FILE} is a newer CA of this federation (from "
+                f"{date_text(other.not_valid_before_utc)}; the one that has signed is from {date_text(start)}). If it "
+                f"follows this one, throw {out} away, sign again with --ca {folder}, and move {ca} away."
+            )
     if has_had_one:
         say(f"Next: send {out} to the site of peer {peer_id}, which runs")
         say(f"  crad-mesh certs install {out.name}")

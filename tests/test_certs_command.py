@@ -16,8 +16,18 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import crad_p2p.durable
+from crad_p2p.durable import write_file
 from crad_p2p.errors import CertificateError, CradError, ExitCode
-from launch.authority import load_authority, load_request, make_request, new_key, sign_request, to_pem
+from launch.authority import (
+    key_to_pem,
+    load_authority,
+    load_request,
+    make_request,
+    new_authority,
+    new_key,
+    sign_request,
+    to_pem,
+)
 from launch.cli import app
 from peer.credentials import Credentials, load_authorities, load_credentials
 
@@ -273,15 +283,27 @@ def test_an_installation_that_was_interrupted_is_finished_by_the_same_command(
 
 def test_the_ca_is_replaced_with_a_bundle(run: Run) -> None:
     """As docs/certificates.md says."""
+    of_years_ago = new_authority("colon", datetime.now(UTC) - timedelta(days=3_000))
+    Path("crad-ca").mkdir()
+    Path("crad-ca/ca.pem").write_bytes(to_pem(of_years_ago.certificate))
+    write_file(Path("crad-ca/ca.key"), key_to_pem(of_years_ago.key), 0o600)
     old = enrol(run)
-    run("init-ca --federation colon --out new-ca")
+    run("init-ca --federation other --out other-ca")
+    made = run("init-ca --federation colon --out new-ca").output
+    assert "cat new-ca/ca.pem crad-ca/ca.pem > both.pem" in made
+    assert "crad-mesh certs renew" in made
+    assert "crad-mesh certs request" not in made
     Path("both.pem").write_bytes(Path("new-ca/ca.pem").read_bytes() + Path("crad-ca/ca.pem").read_bytes())
     Path("both.pem").chmod(0o644)
     Path("both.pem").replace("crad-tls/0/ca.pem")
     assert load_credentials(Path("crad-tls/0"), "colon", 0).certificate == old.certificate
     run("renew")
-    run("sign crad-tls/0/next.csr --id 0 --ca new-ca --out new.pem")
+    signed = run("sign crad-tls/0/next.csr --id 0 --out old.pem").output.replace("\n", " ")
+    assert "Warning: new-ca/ca.pem is a newer CA of this federation" in signed
+    assert "throw old.pem away, sign again with --ca new-ca" in signed
+    assert "Warning" not in run("sign crad-tls/0/next.csr --id 0 --ca new-ca --out new.pem").output
     run("install new.pem")
+    Path("crad-ca").rename("crad-ca-retired")
     assert len(load_authorities(Path("crad-tls/0/ca.pem"))) == 2
     run("renew")
     run("sign crad-tls/0/next.csr --id 0 --ca new-ca --out newer.pem")
