@@ -28,7 +28,7 @@ from crad_p2p.lines import fold
 from crad_p2p.manifest import MAX_BYTES, Manifest
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from launch.lineage import Entry, File, Lineage, Owner, Report, Run, ancestry, audit, misfit
-from peer.certificates import fingerprint
+from peer.certificates import ForeignIssuerError, fingerprint, name_text
 from peer.credentials import CA_FILE, load_authorities
 from peer.signatures import Authorities, check_signature
 
@@ -179,6 +179,7 @@ def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None, bool]]:
 class _Document:
     manifest: Manifest
     fault: str | None
+    issuer: str | None  # of its certificate, if that is no trusted CA
     places: list[str] = field(default_factory=list)
 
 
@@ -198,7 +199,7 @@ class _Reading:
     def entries(self) -> list[Entry]:
         """All manifests that can be read."""
         return [
-            Entry(each.manifest, tuple(each.places), each.fault)
+            Entry(each.manifest, tuple(each.places), each.fault, each.issuer)
             for each in self._documents.values()
             if isinstance(each, _Document)
         ]
@@ -308,13 +309,14 @@ class _Reading:
             manifest = Manifest.from_bytes(document)
         except ValueError as error:
             return printable(str(error), 200)
-        fault = misfit(manifest, self.run)
+        fault, issuer = misfit(manifest, self.run), None
         if fault is None:
             try:
                 check_signature(manifest, self.run.federation, self._authorities)
             except ValueError as error:
                 fault = printable(str(error), 400)
-        return _Document(manifest, fault)
+                issuer = printable(error.issuer, 200) if isinstance(error, ForeignIssuerError) else None
+        return _Document(manifest, fault, issuer)
 
     def _find(self, path: Path, what: str) -> None:
         self.findings.append(f"{self._name(path)}: {what}")
@@ -360,7 +362,7 @@ def _say(console: Console, text: str) -> None:
 def _print(console: Console, run: Run, authorities: Authorities, report: Report) -> None:
     _say(console, f"Federation {run.federation}, run {run.digest}")
     for authority in authorities:
-        _say(console, f"Trusted CA, sha256 {fingerprint(authority)}")
+        _say(console, f"Trusted CA {name_text(authority.subject)}, sha256 {fingerprint(authority)}")
     console.print(_table(report))
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
+from peer.words import name_peers
 
 #: (peer, round)
 Key = tuple[int, int]
@@ -48,11 +49,15 @@ class Owner:
 
 @dataclass(frozen=True)
 class Entry:
-    """A manifest, where it was found, and why it does not count; None if its signature, run and content are right."""
+    """A manifest, where it was found, and why it does not count; None if its signature, run and content are right.
+
+    ``issuer`` names the CA of its certificate, if the fault is that this is not a trusted one.
+    """
 
     manifest: Manifest
     places: tuple[str, ...]
     fault: str | None = None
+    issuer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -184,11 +189,22 @@ def audit(run: Run, owners: Sequence[Owner], lineage: Lineage, files: Iterable[F
 
 def _faults(lineage: Lineage) -> Iterable[str]:
     unsigned: dict[int, list[Entry]] = defaultdict(list)
+    foreign: dict[str, list[Entry]] = defaultdict(list)
     for entry in lineage.entries:
-        if entry.fault is not None and entry.manifest.signature is None:
+        if entry.issuer is not None:
+            foreign[entry.issuer].append(entry)
+        elif entry.fault is not None and entry.manifest.signature is None:
             unsigned[entry.manifest.peer].append(entry)
         elif entry.fault is not None:
             yield f"{_places(entry)}: {entry.fault}"
+    for issuer, entries in sorted(foreign.items()):
+        whose = name_peers(sorted({entry.manifest.peer for entry in entries}))
+        span = _span(entry.manifest.round for entry in entries)
+        yield (
+            f"{_count(len(entries), 'manifest')} of {whose} ({span}) {'is' if len(entries) == 1 else 'are'} signed "
+            f"under the CA {issuer}, which is not among those of --ca; was the CA replaced? Then give both, in one "
+            f"file; the first is {_places(entries[0])}"
+        )
     for peer, entries in sorted(unsigned.items()):
         span = _span(entry.manifest.round for entry in entries)
         yield (

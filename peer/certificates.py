@@ -242,24 +242,51 @@ def check_dates(certificate: x509.Certificate, at: datetime) -> None:
         raise ValueError(f"expired on {date_text(certificate.not_valid_after_utc)}, and it is {date_text(at)}")
 
 
+class ForeignIssuerError(ValueError):
+    """A certificate is of a CA that is not trusted.
+
+    Attributes:
+        issuer: its name; its fingerprint is not in the certificates that it issues.
+    """
+
+    def __init__(self, text: str, issuer: str) -> None:
+        super().__init__(text)
+        self.issuer = issuer
+
+
+def authority_text(authority: x509.Certificate) -> str:
+    """A CA by name, as in what it has issued, and by the start of its fingerprint, as people compare it."""
+    return f"{name_text(authority.subject)} ({fingerprint_start(authority)})"
+
+
 def issuer_of(certificate: x509.Certificate, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
     """The CA that issued a certificate; if it is there twice, the one that is valid for longer.
 
     Raises:
-        ValueError: none of these did.
+        ForeignIssuerError: none of these did.
+        ValueError: none did, though one has the name of the issuer.
     """
     found: list[x509.Certificate] = []
+    named: list[x509.Certificate] = []
     for authority in authorities:
         try:
-            certificate.verify_directly_issued_by(authority)
             check_authority(authority)
+            if authority.subject == certificate.issuer:
+                named.append(authority)
+            certificate.verify_directly_issued_by(authority)
         except (ValueError, TypeError, InvalidSignature):
             continue
         found.append(authority)
     if not found:
-        known = ", ".join(fingerprint_start(each) for each in authorities) or "none"
-        raise ValueError(
-            f"is not issued by a CA that is trusted here (issuer {name_text(certificate.issuer)}; CAs {known})"
+        issuer = name_text(certificate.issuer)
+        if named:
+            raise ValueError(
+                f"names the CA {authority_text(named[0])}, which is trusted here, and does not have its signature: it "
+                f"is damaged or forged, or of another CA of the same name"
+            )
+        known = ", ".join(map(authority_text, authorities)) or "none"
+        raise ForeignIssuerError(
+            f"is not issued by a CA that is trusted here (issuer {issuer}; trusted {known})", issuer
         )
     return max(found, key=lambda each: each.not_valid_after_utc)
 

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from crad_p2p.manifest import Manifest, Signature
-from peer.certificates import certificate_from_der, check_issued, identity_of, sign, verify
+from peer.certificates import ForeignIssuerError, certificate_from_der, check_issued, identity_of, sign, verify
 from peer.credentials import Credentials
 
 Authorities = Sequence[x509.Certificate]
@@ -40,7 +40,8 @@ def check_signature(manifest: Manifest, federation: str, authorities: Authoritie
     """See that a manifest was signed by the peer that it names.
 
     Raises:
-        ValueError: it is not signed, or by somebody else, or by a certificate that none of the authorities issued.
+        ForeignIssuerError: it is signed by a certificate that none of the authorities issued.
+        ValueError: it is not signed, or by somebody else.
     """
     if manifest.signature is None:
         raise ValueError(f"manifest of round {manifest.round} of peer {manifest.peer} is not signed")
@@ -51,7 +52,10 @@ def check_signature(manifest: Manifest, federation: str, authorities: Authoritie
         signer = identity_of(certificate, federation)
         verify(certificate, _MANIFEST, manifest.signed_bytes(), value)
     except ValueError as error:
-        raise ValueError(f"signature of the manifest of round {manifest.round}: {error}") from None
+        text = f"signature of the manifest of round {manifest.round} of peer {manifest.peer}: {error}"
+        raise (
+            ForeignIssuerError(text, error.issuer) if isinstance(error, ForeignIssuerError) else ValueError(text)
+        ) from None
     if signer != manifest.peer:
         raise ValueError(f"manifest of peer {manifest.peer} is signed by peer {signer}")
 

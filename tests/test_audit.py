@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -110,7 +112,7 @@ def test_a_state_directory_is_verified(state: Path, ca: Path) -> None:
     output, error = run_audit(state, "--ca", ca)
     assert error is None
     assert output.endswith(WHOLE.format(files=6))
-    assert f"Trusted CA, sha256 {fingerprint(authority().certificate)}\n" in output
+    assert re.search(rf"Trusted CA \S+CN=lineage, sha256 {fingerprint(authority().certificate)}\n", output)
     assert f"Federation lineage, run {federation().digest()}\n" in output
     rows = [line.split() for line in output.splitlines() if line.strip()[:1].isdigit()]
     assert rows[:3] == [[str(i), "0", "to", "6", "7", "7", "12", "of", "12", "-"] for i in PEERS]
@@ -184,7 +186,7 @@ def test_a_changed_count(state: Path, ca: Path, manifests: Manifests) -> None:
     statistics = ClassStatistics(counts=(4, 9), hits=(1, 2), predicted=(3, 4))
     place = replace(state, manifests[1, 3].model_copy(update={"statistics": statistics}))
     (finding,) = found_in(state, ca)
-    assert finding.startswith(f"{place}: signature of the manifest of round 3: does not fit the signature")
+    assert finding.startswith(f"{place}: signature of the manifest of round 3 of peer 1: does not fit the signature")
 
 
 def test_a_count_that_its_peer_has_changed(state: Path, ca: Path) -> None:
@@ -196,7 +198,7 @@ def test_a_count_that_its_peer_has_changed(state: Path, ca: Path) -> None:
 def test_a_swapped_digest(state: Path, ca: Path, manifests: Manifests) -> None:
     swapped = (consumed(0, 2), consumed(2, 1).model_copy(update={"round": 2}))
     place = replace(state, manifests[1, 3].model_copy(update={"consumed": swapped}))
-    assert found_in(state, ca)[0].startswith(f"{place}: signature of the manifest of round 3: does not fit")
+    assert found_in(state, ca)[0].startswith(f"{place}: signature of the manifest of round 3 of peer 1: does not fit")
     replace(state, signed(manifest(1, 3, consumed=swapped)))  # by the peer itself
     (finding,) = found_in(state, ca)
     assert finding.startswith(f"round 2 of peer 2 has snapshot {sha256(2, 2)[:12]}… by its own manifest, and ")
@@ -213,13 +215,41 @@ def test_signed_by_another_peer_another_ca_or_nobody(state: Path, ca: Path) -> N
     place = replace(state, signed(manifest(1, 3), credentials(2)))
     assert found_in(state, ca) == [f"{place}: manifest of peer 1 is signed by peer 2"]
     place = replace(state, signed(manifest(1, 3), credentials(1, number=1)))
-    assert found_in(state, ca)[0].startswith(f"{place}: signature of the manifest of round 3: is not issued by a CA")
+    [finding] = found_in(state, ca)
+    assert re.fullmatch(
+        r"1 manifest of peer 1 \(round 3\) is signed under the CA serialNumber=[0-9a-f]{8},CN=lineage, which is not "
+        rf"among those of --ca; was the CA replaced\? Then give both, in one file; the first is {place}",
+        finding,
+    )
     place = replace(state, signed(manifest(1, 3), credentials(1, "another")))
     assert len(found_in(state, ca)) == 1
     place = replace(state, manifest(1, 3))
     assert found_in(state, ca) == [
         f"1 manifest of peer 1 (round 3) is not signed, as those of a run with --insecure; the first is {place}"
     ]
+
+
+def test_the_ca_was_replaced(state: Path, tmp_path: Path, ca: Path) -> None:
+    """What is signed under the old one is one finding, and none with both."""
+    new = tmp_path / "new.pem"
+    new.write_bytes(to_pem(authority(number=1).certificate))
+    [finding] = found_in(state, new)
+    assert finding.startswith("21 manifests of peers 0, 1, 2 (rounds 0 to 6) are signed under the CA ")
+    both = tmp_path / "both.pem"
+    both.write_bytes(new.read_bytes() + ca.read_bytes())
+    assert run_audit(state, "--ca", both)[1] is None
+
+
+def test_a_changed_byte_of_a_certificate_is_no_other_ca(state: Path, ca: Path, manifests: Manifests) -> None:
+    signature = manifests[1, 3].signature
+    assert signature is not None
+    der = bytearray(b64decode(signature.certificate))
+    der[-1] ^= 1  # in the CA's signature
+    spoilt = signature.model_copy(update={"certificate": b64encode(der).decode()})
+    place = replace(state, manifests[1, 3].model_copy(update={"signature": spoilt}))
+    [finding] = found_in(state, ca)
+    assert finding.startswith(f"{place}: signature of the manifest of round 3 of peer 1: names the CA ")
+    assert "which is trusted here, and does not have its signature: it is damaged or forged" in finding
 
 
 def test_nothing_is_signed(tmp_path: Path, ca: Path) -> None:

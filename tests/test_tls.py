@@ -228,7 +228,7 @@ peer.cli.main()
     ("command", "reason"),
     [
         (UNSIGNED, r"manifest of round \d of peer 2 is not signed"),
-        (FORGED, r"signature of the manifest of round \d: does not fit the signature: .*"),
+        (FORGED, r"signature of the manifest of round \d of peer \d: does not fit the signature: .*"),
     ],
     ids=["unsigned", "forged"],
 )
