@@ -18,6 +18,7 @@ from crad_p2p.lines import say
 
 if TYPE_CHECKING:
     from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -92,16 +93,25 @@ def request(
 ) -> None:
     """Make a peer's key, and a request for the certificate to it: on the site itself.
 
+    A key that is there without a request and certificate is kept, and a new
+    request for it is made.
+
     Example: crad-mesh certs request --id 0 --peers peers.yaml
     """
     from peer.credentials import (
         CERTIFICATE_FILE,
         KEY_FILE,
         REQUEST_FILE,
+        load_key,
     )
 
     name = _name_of_federation(peers, federation, peer_id)
     folder = tls_dir or Path("crad-tls", str(peer_id))
+    is_key_alone = not any(_is_taken(folder / each) for each in (CERTIFICATE_FILE, REQUEST_FILE))
+    if is_key_alone and (folder / KEY_FILE).exists():
+        _, key = load_key(folder / KEY_FILE, "'crad-mesh certs request' makes one")
+        _new_request(folder, KEY_FILE, REQUEST_FILE, name, peer_id, key)
+        return
     if (folder / CERTIFICATE_FILE).exists():
         advice = f"'crad-mesh certs renew --tls-dir {folder}' makes another one beside it"
     else:
@@ -297,8 +307,15 @@ def inspect(
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _new_request(folder: Path, key_file: str, request_file: str, federation: str, peer: int) -> None:
-    """A new key and the request for it, and what to do with them."""
+def _new_request(
+    folder: Path,
+    key_file: str,
+    request_file: str,
+    federation: str,
+    peer: int,
+    key: ec.EllipticCurvePrivateKey | None = None,
+) -> None:
+    """A new key, unless there is one, and the request for it, and what to do with them."""
     from crad_p2p.durable import write_file
     from launch.authority import (
         key_to_pem,
@@ -309,13 +326,15 @@ def _new_request(folder: Path, key_file: str, request_file: str, federation: str
     )
     from launch.inspection import describe_key
 
-    key = new_key()
+    is_there, key = key is not None, key or new_key()
     with _writing():
         make_folder(folder)
         # The key last: once it is there, both are.
         write_file(folder / request_file, to_pem(make_request(key, federation, peer)))
-        write_file(folder / key_file, key_to_pem(key), 0o600)
-    say(f"{folder / request_file}: request for peer {peer} of federation {federation}")
+        if not is_there:
+            write_file(folder / key_file, key_to_pem(key), 0o600)
+    for_what = f", for the key that is in {folder / key_file} already" if is_there else ""
+    say(f"{folder / request_file}: request for peer {peer} of federation {federation}{for_what}")
     describe_key(key.public_key())
     say(f"Next: send {folder / request_file} to whoever runs the CA, and read the fingerprint out by telephone; there")
     say(f"  crad-mesh certs sign {request_file} --id {peer}")
@@ -437,8 +456,12 @@ def _check_name(federation: str) -> str:
     return federation
 
 
+def _is_taken(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
 def _refuse_existing(path: Path, advice: str) -> None:
-    if path.exists() or path.is_symlink():
+    if _is_taken(path):
         raise UsageError(f"{path}: is there already, and is not overwritten; {advice}")
 
 

@@ -102,7 +102,8 @@ def load_credentials(folder: Path, federation: str, peer: int, now: datetime | N
     try:
         is_folder, is_there = folder.is_dir(), folder.exists()
         without_certificate = is_folder and not (certificate.exists() or certificate.is_symlink())
-        asked = (folder / REQUEST_FILE).exists() and key.exists()
+        has_key = key.exists()
+        asked = (folder / REQUEST_FILE).exists() and has_key
     except OSError as error:
         raise CertificateError(
             f"{folder}: cannot be looked into ({error.strerror}); expected a directory that this user, "
@@ -110,21 +111,32 @@ def load_credentials(folder: Path, federation: str, peer: int, now: datetime | N
         ) from None
     if not is_folder:
         found = "is not a directory" if is_there else "is not there"
+        where = "" if folder.is_absolute() else f" (it is looked for at {folder.absolute()})"
         raise CertificateError(
-            f"{folder}: {found}; expected a directory with {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} of peer "
-            f"{peer}: {_begin(federation, peer)}"
+            f"{folder}: {found}{where}; expected a directory with {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} of peer "
+            f"{peer}: if it is elsewhere start in the right directory, or say with --tls-dir where; otherwise "
+            f"{_begin(federation, peer, folder)}"
         )
     if without_certificate:
-        remedy = f"have {folder / REQUEST_FILE} signed, and put the answer there with 'crad-mesh certs install'"
-        raise CertificateError(
-            f"{certificate}: is not there; expected the certificate of peer {peer}: "
-            f"{remedy if asked else _begin(federation, peer)}"
-        )
+        remedy = _begin(federation, peer, folder)
+        if asked:
+            remedy = f"have {folder / REQUEST_FILE} signed, and put the answer there with 'crad-mesh certs install'"
+        elif has_key:
+            remedy = (
+                f"if there is a copy, put it back with 'crad-mesh certs install COPY --tls-dir {folder}'; otherwise "
+                f"{_request(federation, peer, folder)} makes a new request for the key that is there"
+            )
+        raise CertificateError(f"{certificate}: is not there; expected the certificate of peer {peer}: {remedy}")
     return load_files(folder / CA_FILE, certificate, key, federation, peer, now, in_use=True)
 
 
-def _begin(federation: str, peer: int) -> str:
-    return f"'crad-mesh certs request --id {peer} --federation {federation}' makes a key and a request for one"
+def _begin(federation: str, peer: int, folder: Path) -> str:
+    return f"{_request(federation, peer, folder)} makes a key and a request for one"
+
+
+def _request(federation: str, peer: int, folder: Path) -> str:
+    place = "" if folder == Path("crad-tls", str(peer)) else f" --tls-dir {folder}"
+    return f"'crad-mesh certs request --id {peer} --federation {federation}{place}'"
 
 
 def load_files(
@@ -154,7 +166,7 @@ def load_files(
     leaf = load_certificate(certificate, in_use=in_use)
     with_remedy = functools.partial(_in_file, certificate)
     with_remedy(lambda: refuse_authority(leaf), f"put the peer's there: {other}")
-    private = load_key(key, _begin(federation, peer))
+    private = load_key(key, _begin(federation, peer, key.parent))
     with_remedy(lambda: public_key_of(leaf), other)
     if private.public_key() != public_key_of(leaf):
         raise CertificateError(

@@ -171,6 +171,25 @@ def test_a_key_is_not_overwritten(run: Run) -> None:
     refused(run, "request --id 0 --federation colon", "crad-mesh certs renew", code=ExitCode.USAGE)
 
 
+def test_a_key_without_request_and_certificate_gets_a_new_request(run: Run) -> None:
+    """As the peer advises that finds it so."""
+    enrol(run)
+    before = Path("crad-tls/0/peer.key").read_bytes()
+    Path("crad-tls/0/peer.pem").unlink()
+    with pytest.raises(CertificateError) as raised:
+        load_credentials(Path("crad-tls/0"), "colon", 0)
+    advice = re.search(
+        r"'crad-mesh certs (request [^']*)' makes a new request for the key that is there", str(raised.value)
+    )
+    assert advice, raised.value
+    assert "for the key that is in crad-tls/0/peer.key already" in run(advice[1]).output.replace("\n", " ")
+    refused(run, advice[1], "peer.key: is there already", "send crad-tls/0/peer.csr", code=ExitCode.USAGE)
+    run("sign crad-tls/0/peer.csr --id 0 --out again.pem")
+    run("install again.pem")
+    assert Path("crad-tls/0/peer.key").read_bytes() == before
+    load_credentials(Path("crad-tls/0"), "colon", 0)
+
+
 def test_places_that_cannot_be_written(run: Run) -> None:
     Path("file").write_text("")
     refused(run, "init-ca --federation colon --out file/ca", "cannot be written", code=ExitCode.USAGE)
