@@ -87,6 +87,14 @@ def publishable(measured: ClassStatistics, counts: Sequence[int]) -> ClassStatis
     return ClassStatistics(counts=tuple(counts), hits=hits, predicted=tuple(counts))
 
 
+def describe_noise(epsilon: float) -> str:
+    """That there is noise on the counts, and what it does not do, for a log or a check."""
+    return (
+        f"noise of scale 1/{epsilon:g} is on the class counts that are published (privacy.count_epsilon), but while "
+        f"all peers cut their shards out of one common data set everybody can compute the true ones"
+    )
+
+
 def create_key(path: Path) -> None:
     """Draw a secret and make it durable under this name, whole or not at all, readable for its owner only.
 

@@ -18,7 +18,8 @@ rounds: {rounds}                   # each is one local epoch
 data:
   dataset: {dataset}             # digits, cifar10, cifar100, pathmnist and other MedMNIST names, or npz:PATH
   partition:
-    kind: dirichlet           # cuts the common training set into one shard a peer
+    kind: dirichlet           # cuts the common training set into one shard a peer: in this version every host
+                              # must have the same whole data set, of which its peer trains on its shard
     alpha: 0.3                # smaller is more uneven
     min_size: 10              # fewest images of a shard
     balance: true             # a peer with its even share gets no more of later classes
@@ -44,7 +45,8 @@ training:
   evaluate_every: 10          # rounds between evaluations on the common test set
 
 privacy:
-  count_epsilon: null         # class counts get Laplace noise of scale 1/count_epsilon; null publishes the true ones
+  count_epsilon: null         # class counts get Laplace noise of scale 1/count_epsilon; null publishes the true ones.
+                              # While the data are one common set everybody can compute the true ones all the same
 
 barrier:
   policy: all                 # a round waits for every peer; with quorum, only until each one's deadline

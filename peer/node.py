@@ -24,7 +24,7 @@ from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
-from crad_p2p.privacy import create_key, load_key
+from crad_p2p.privacy import create_key, describe_noise, load_key
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
 from peer import events as e
@@ -94,6 +94,7 @@ class Node:
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
         self._learner_starts = 0
         self._has_count_key = False
+        self._has_new_count_key = False  # drawn at this start
         self._has_looked = False  # whether there is room for the run
         self._unanswered = 0
         self._refusals = Refusals(host.state_dir / "refused.txt")
@@ -199,6 +200,9 @@ class Node:
             with suppress(OSError, CradError, ValueError):  # where this fails, the next start mends or tells it
                 self._store.record_history()
                 self._refusals.save()
+            if self._has_new_count_key and self._store.last_round() < 0:  # nothing was published with it
+                with suppress(OSError):
+                    self._store.count_key.unlink(missing_ok=True)
             self._store.close()
             for error in ended:
                 if error is not None:
@@ -428,11 +432,14 @@ class Node:
         Raises:
             ConfigurationError: the secret cannot be used, or others may read it.
         """
-        if self._federation.privacy.count_epsilon is None:
+        epsilon = self._federation.privacy.count_epsilon
+        if epsilon is None:
             return
+        logger.info("%s", describe_noise(epsilon))
         path = self._store.count_key
         if not path.exists() and self._store.last_round() < 0:
             create_key(path)
+            self._has_new_count_key = True
         self._has_count_key = path.exists()
         if self._has_count_key:
             load_key(path)  # what is wrong with it is told now

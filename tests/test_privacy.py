@@ -29,13 +29,14 @@ from crad_p2p.aggregation import Aggregation, aggregate
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import Dataset, load_dataset
 from crad_p2p.data.partition import make_splits
-from crad_p2p.errors import ConfigurationError
+from crad_p2p.errors import ConfigurationError, ExitCode
 from crad_p2p.federation import Federation, build_federation, load_federation
 from crad_p2p.learner import Learner
 from crad_p2p.manifest import COUNT_LIMIT, ClassStatistics, Manifest
 from crad_p2p.privacy import KEY_BYTES, KEY_FILE, create_key, load_key, noise, noised_counts, publishable
 from crad_p2p.results import RoundRecord, Summary
 from crad_p2p.simulation import simulate
+from launch.preflight.here import describe_federation
 
 CPU = torch.device("cpu")
 KEY = bytes(range(KEY_BYTES))
@@ -428,6 +429,24 @@ def test_a_peer_that_lost_its_disk_draws_no_second_secret(mesh: Callable[..., Pe
     peers.tell("hold", None)
     assert (back.ended(20), other.ended(20)) == (0, 0)
     assert not (state / KEY_FILE).exists()
+
+
+def test_a_lost_disk_is_told_before_a_secret_is_drawn_anew(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=6, privacy={"count_epsilon": 1.0})
+    stopped_at(peers, 3)
+    peers.state(1).rename(peers.folder / "lost")
+    refused = peers.start(1)
+    assert refused.ended(20) == ExitCode.INCOMPLETE, refused.output
+    assert "peer 0 has had round 3 of this peer" in refused.last_words()
+    assert not (peers.state(1) / KEY_FILE).exists()
+    assert "INFO    noise of scale 1/1 is on the class counts that are published" in refused.output
+
+
+def test_a_check_says_that_there_is_noise() -> None:
+    said = describe_federation(federation(), 0).sentence
+    assert "noise of scale 1/1 is on the class counts" in said
+    assert "everybody can compute the true ones" in said
+    assert "noise" not in describe_federation(federation(None), 0).sentence
 
 
 def test_a_secret_that_others_may_read_ends_the_peer(mesh: Callable[..., Peers]) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from crad_p2p.errors import ConfigurationError, ExitCode
 from crad_p2p.federation import Federation
+from crad_p2p.privacy import describe_noise
 from peer.certificates import days_left, issued_text
 from peer.credentials import Credentials, expiry_warning
 from peer.disk_space import existing
@@ -17,12 +18,13 @@ from peer.words import in_days
 
 def describe_federation(federation: Federation, own_id: int) -> Finding:
     """What runs, and the beginning of its digest, for people who compare two screens."""
-    count, rounds = len(federation.peers), federation.rounds
+    count, rounds, epsilon = len(federation.peers), federation.rounds, federation.privacy.count_epsilon
+    noise = "" if epsilon is None else f"; {describe_noise(epsilon)}"
     return ok(
         "federation",
         f"{federation.federation}, digest {federation.digest()[:12]}…: {count} peer{'s' if count > 1 else ''}, "
         f"{rounds} round{'s' if rounds > 1 else ''} of {federation.method.name} on {federation.data.dataset}; peer "
-        f"{own_id} is {federation.peer(own_id).arch}",
+        f"{own_id} is {federation.peer(own_id).arch}{noise}",
     )
 
 
