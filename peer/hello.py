@@ -55,7 +55,8 @@ def describe_data_difference(other: peer_pb2.Data, own: peer_pb2.Data, peer: int
     if other.partition_digest != own.partition_digest:
         return (
             f"the labels or the partition differ: digest {other.partition_digest[:12]}… on peer {peer} and "
-            f"{own.partition_digest[:12]}… on peer {own_id}; give both the same data set and version of NumPy"
+            f"{own.partition_digest[:12]}… on peer {own_id}; in this version all peers cut their shards out of one "
+            f"common data set: give both the same whole set, not images of their own, and the same version of NumPy"
         )
     return None
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
+
+from launch.template import render
+from peer._proto.crad.v1 import peer_pb2
+from peer.hello import describe_data_difference
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -23,3 +29,16 @@ def test_links_between_documents_lead_somewhere() -> None:
     for path in (ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_that_all_data_are_one_common_set_is_said_wherever_one_begins() -> None:
+    top = " ".join((ROOT / "README.md").read_text().split("## Try it")[0].split())
+    assert "every host has the same whole set" in top
+    head = " ".join(render(3, "digits").replace("#", " ").split())
+    assert "every host must have the same whole data set" in head
+    assert "everybody can compute the true ones all the same" in head
+    assert yaml.safe_load(render(3, "digits"))["privacy"] == {"count_epsilon": None}
+    there, here = (peer_pb2.Data(class_names=["a"], image_shape=[1], partition_digest=each * 64) for each in "ab")
+    said = describe_data_difference(there, here, 1, 0)
+    assert said is not None
+    assert "all peers cut their shards out of one common data set: give both the same whole set, not images of" in said
