@@ -35,6 +35,8 @@ from peer.signatures import Authorities, check_signature
 _OWNER: Final = "federation.json"
 #: Findings that are printed.
 _SHOWN: Final = 20
+#: Characters that a table may take where no terminal limits it.
+_WIDE: Final = 1_000
 #: Bytes of a federation.json, of a piece of evidence (with two manifests in it), and of a line of history.
 _MAX_DOCUMENT: Final = 4 * MAX_BYTES
 _ADVICE: Final = "give a peer's state directory, or the --out directory of 'crad-mesh up'"
@@ -49,6 +51,8 @@ def show(console: Console, directory: Path, ca: Path | None, model: str | None) 
         CertificateError: the CA's file is not one.
         AuditError: something is not as it should be; the details are printed.
     """
+    if not console.is_terminal:
+        console.width = _WIDE
     states = _states(directory)
     authorities = _authorities(directory, ca)
     with console.status("Reading the manifests …"):
@@ -364,6 +368,9 @@ def _print(console: Console, run: Run, authorities: Authorities, report: Report)
     for authority in authorities:
         _say(console, f"Trusted CA {name_text(authority.subject)}, sha256 {fingerprint(authority)}")
     console.print(_table(report))
+    _say(
+        console, "consumed: snapshots named as teachers whose own manifest names the same sha256, of all that are named"
+    )
 
 
 def _list(console: Console, what: str, texts: Sequence[str]) -> None:
@@ -375,8 +382,6 @@ def _list(console: Console, what: str, texts: Sequence[str]) -> None:
 
 def _table(report: Report) -> Table:
     table = Table(
-        caption="consumed: snapshots named as teachers whose own manifest names the same sha256, of all that are named",
-        caption_justify="left",
         box=box.SIMPLE_HEAD,
     )
     for heading in ("peer", "rounds", "manifests", "signed", "consumed", "gaps"):

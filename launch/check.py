@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
 
 from rich.console import Console
 from rich.table import Table
@@ -59,7 +59,7 @@ class Check:
         self._tls: Tls | None = None
         self.holder: str | None = None  # the process in which this peer is running
 
-    async def findings(self) -> AsyncIterator[Finding]:
+    async def findings(self) -> AsyncGenerator[Finding, None]:
         """What is found, in an order that does not change; each as soon as it and those before are known."""
         yield describe_federation(self._federation, self._id)
         transport = self._check_transport()
@@ -69,13 +69,13 @@ class Check:
         async with AsyncExitStack() as stack:
             can_call = transport.level is not Level.FAILURE
             probe = Probe(self._federation, self._id, self._host.state_dir, self._tls) if can_call else None
+            if probe is not None:
+                stack.push_async_callback(probe.stop)
             address = await self._check_address(probe)
             yield address
             if self.holder is not None and probe is not None and address.level is Level.OK:
                 yield await self._ask_running()
             is_probing = probe is not None and self.holder is None and address.level is Level.OK
-            if probe is not None:
-                stack.push_async_callback(probe.stop)
             own_data: asyncio.Future[peer_pb2.Data | None] = asyncio.get_running_loop().create_future()
             deadline = asyncio.get_running_loop().time() + self._wait
             others = [Other(entry.id, entry.address) for entry in self._federation.peers if entry.id != self._id]
@@ -213,10 +213,12 @@ def run_check(console: Console, federation: Federation, host: Host, wait: float)
 
     async def run() -> list[Finding]:
         found = []
+        # Closed while the loop runs, also where the output is closed before the end: the probe is a server.
         with console.status("checking …"):
-            async for finding in check.findings():
-                found.append(finding)
-                show(console, finding)
+            async with aclosing(check.findings()) as findings:
+                async for finding in findings:
+                    found.append(finding)
+                    show(console, finding)
         return found
 
     found = asyncio.run(run())

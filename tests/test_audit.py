@@ -392,6 +392,16 @@ def test_an_empty_state_directory_proves_nothing(tmp_path: Path, ca: Path) -> No
     assert "no manifest of the federation is there" in str(error)
 
 
+def test_for_programs_nothing_is_folded(state: Path, ca: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = run_audit(state, "--ca", ca)
+    assert (
+        "consumed: snapshots named as teachers whose own manifest names the same sha256, of all that are named\n"
+        in whole
+    )
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run_audit(state, "--ca", ca)[0] == whole
+
+
 def test_it_loads_no_torch_and_ends_with_12(state: Path, ca: Path) -> None:
     rewrite(state, 3, None)
     code = f"""

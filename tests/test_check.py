@@ -134,6 +134,27 @@ def test_a_peer_alone_with_its_real_learner(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_whoever_reads_only_the_beginning_gets_no_traceback(tmp_path: Path) -> None:
+    federation_file(tmp_path)
+    options = ["check", "--id", "0", "--peers", "peers.yaml", "--device", "cpu"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.environ["PYTHONPATH"], "LIGHT_CONTROL": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "launch", *options],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for what in ("federation", "certificate", "state"):
+            assert process.stdout.readline().split()[:2] == ["ok", what]
+        process.stdout.close()  # as head(1) does
+        assert process.stderr.read() == "crad-mesh: its output was closed before the end\n"
+        assert process.wait(20) == ExitCode.INCOMPLETE
+
+
 def test_no_data(tmp_path: Path) -> None:
     federation_file(tmp_path, data={"dataset": "npz:images.npz"})
     ended = command(tmp_path, "--id", "0", light=False)

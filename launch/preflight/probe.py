@@ -53,8 +53,10 @@ class Probe(PeerServicer):
         """Serve no more."""
         self._status.close()
         await self._status.drained(1.0)  # else grpc logs a traceback for every stream that it cuts
-        if self._server is not None:
-            await self._server.stop(grace=1.0)
+        # Not kept, lest it is deleted after its loop has ended, of which gRPC makes a traceback.
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace=1.0)
 
     def show(self, data: peer_pb2.Data) -> None:
         """What other checks are told of the data here."""
