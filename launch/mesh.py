@@ -144,7 +144,8 @@ class Mesh:
 
     async def _run_once(self, peer: int, more: list[str]) -> int:
         folder = peer_dir(self._out, peer)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # as crad-peer makes it
         command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(self._peers_file)]
         command += ["--state-dir", str(folder), "--tls-dir", str(tls_dir(self._out, peer)), *self._options, *more]
         with (folder / "log.txt").open("ab") as log:

@@ -93,7 +93,11 @@ class Store:
             ConfigurationError: the directory cannot be written, or belongs to another peer or federation.
         """
         try:
-            self._rounds.mkdir(parents=True, exist_ok=True)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            # For its owner alone: models, and exact counts where those that are published have noise. One that is
+            # there already keeps the mode that somebody has given it.
+            self.root.mkdir(mode=0o700, exist_ok=True)
+            self._rounds.mkdir(exist_ok=True)
             self._received.mkdir(exist_ok=True)
             self._lock.take(
                 f"peer {peer_id} is already running on state directory {self.root}",

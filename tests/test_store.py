@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,21 @@ def reopened(store: Store) -> Store:
 
 def test_an_empty_directory_has_no_round(store: Store) -> None:
     assert store.last_round() == -1
+
+
+def test_a_new_directory_is_for_its_owner_alone_and_one_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        for name, mode in (("new", 0o700), ("given", 0o750)):
+            root = tmp_path / "states" / name
+            if name == "given":
+                root.mkdir(mode=mode)
+            store = Store(root)
+            store.open(federation(), 0)
+            store.close()
+            assert stat.S_IMODE(root.stat().st_mode) == mode
+    finally:
+        os.umask(before)
 
 
 def test_a_committed_round_is_there_whole(store: Store) -> None:
