@@ -32,7 +32,7 @@ from peer.strangers import describe_stranger
 from peer.tls import Tls
 from peer.turns import Slots, Turns
 from peer.waiting import within
-from peer.words import in_short
+from peer.words import in_short, in_time
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ _CONNECTION_IS_FINE = (
 )
 
 
+#: Seconds from which on it is said.
+_CLOCKS_DIFFER = 5.0
 #: In gRPC's words for a connection that came about, and was given up in the handshake.
 _TLS_FAILED = ("Verification Check failed", "CERTIFICATE_VERIFY_FAILED", "SSL", "Socket closed")
 #: Plain text that is closed so often in a row, before anything was said, has met a peer that expects TLS.
@@ -122,6 +124,7 @@ class Link:
         self._stranger: str | None = None  # what was found last at the address
         self.down_since: float | None = time.monotonic()  # None while it is connected
         self.reason = ""  # why it is not, or was not last
+        self._clock = ""  # what is to be said of the peer's
         self._look_again = 0.0
         self._closed_times = 0  # in a row, without TLS
         self._is_renewed = False  # this peer's certificate, since the connection was made
@@ -153,7 +156,7 @@ class Link:
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if not is_up:  # once, and again after a line that it was not
-                    attempt.say(logger, f"peer {self.peer} at {self.address}: connected")
+                    attempt.say(logger, f"peer {self.peer} at {self.address}: connected{self._clock}")
                 is_up, has_left, self.down_since = True, False, None
                 self._closed_times = 0
                 self._on_connection(self.peer, True)
@@ -310,7 +313,9 @@ class Link:
     async def _greet(self) -> peer_pb2.HelloReply:
         request = greeting(self._federation, self._own_id)
         async with self._call() as stub:
+            clock, start = time.time(), time.monotonic()
             reply = await self._answer(peer_pb2.HelloReply, stub.Hello(request, timeout=self._waits.connect))
+            self._clock = _clock_text(reply.unix_time - clock, time.monotonic() - start)
             self._require_proof(reply, request.nonce)
             self._refuse_difference(reply)  # before: of another run it has had, and proves, other rounds
             self._forget_unproved(reply)
@@ -603,6 +608,21 @@ async def _attempts() -> AsyncIterator[_Attempt]:
     while True:
         yield attempt
         await attempt.pause()
+
+
+def _clock_text(ahead: float, took: float) -> str:
+    """That the clocks of two hosts differ, for whoever compares their logs; nothing depends on it.
+
+    Args:
+        ahead: seconds by which the time in an answer is later than that of the question.
+        took: seconds between the two.
+    """
+    ahead -= took / 2
+    if abs(ahead) <= _CLOCKS_DIFFER + took / 2:
+        return ""
+    return (
+        f"; its clock is {in_time(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the one here, which does no harm"
+    )
 
 
 def _size(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from processes import Peer, federation_file, free_port
 
 from crad_p2p.errors import ExitCode
+from peer.link import _clock_text
 
 ROOT = Path(__file__).parents[1]
 #: Put before the C library of every process of the peer: the time of day is ten minutes late.
@@ -68,7 +70,30 @@ def test_two_peers_whose_clocks_differ_by_ten_minutes(tmp_path: Path, start: Cal
     assert [peer.ended() for peer in peers] == [ExitCode.COMPLETE] * 2, "".join(peer.output for peer in peers)
     times = [datetime.fromisoformat(" ".join(peer.output.split()[:2])) for peer in peers]
     assert timedelta(minutes=9) < times[0] - times[1] < timedelta(minutes=11)  # so the clocks did differ
+    assert re.search(
+        r"peer 1 at .*: connected; its clock is 10 min behind the one here, which does no harm\n", peers[0].output
+    )
+    assert re.search(
+        r"peer 0 at .*: connected; its clock is 10 min ahead of the one here, which does no harm\n", peers[1].output
+    )
     assert all([record.teachers for record in peer.history()] == [(1 - i,)] * 3 for i, peer in enumerate(peers))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "took", "said"),
+    [
+        (6.0, 0.1, "6 s ahead of"),
+        (-5.1, 0.1, "5 s behind"),
+        (5.0, 0.1, ""),
+        (-4.0, 0.1, ""),
+        (6.0, 4.0, ""),
+        (9.0, 6.0, ""),
+    ],
+)
+def test_only_what_surely_differs_is_said(ahead: float, took: float, said: str) -> None:
+    found = _clock_text(ahead, took)
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize("package", ["crad_p2p", "peer", "launch"])
@@ -76,7 +101,7 @@ def test_no_module_asks_for_the_time_of_day(package: str) -> None:
     """``time.monotonic`` alone is used; the log's times are made by the logging library.
 
     But for the dates of certificates, and for people: the recorder writes it down once a start, to compare a recording
-    with a log, and a peer tells it in its greeting.
+    with a log, and a peer tells it in its greeting, and says if that of another one differs.
     """
     asked = []
     for path in sorted((ROOT / package).rglob("*.py")):
@@ -85,9 +110,10 @@ def test_no_module_asks_for_the_time_of_day(package: str) -> None:
             if name in ("time.time", "datetime.now", "datetime.utcnow", "datetime.datetime.now", "date.today"):
                 asked.append(f"{path.relative_to(ROOT)}: {name}")
     of_certificates = [
-        f"peer/{name}.py: datetime.now" for name in ("certificates", "link", "signatures", "strangers", "tls")
+        f"peer/{name}.py: datetime.now"
+        for name in ("certificates", "credentials", "link", "signatures", "strangers", "tls")
     ]
-    allowed = {*of_certificates, "peer/recorder.py: time.time", "peer/server.py: time.time"}
-    allowed |= {f"launch/{name}.py: datetime.now" for name in ("authority", "certs")}
+    allowed = {*of_certificates, "peer/link.py: time.time", "peer/recorder.py: time.time", "peer/server.py: time.time"}
+    allowed |= {f"launch/{name}.py: datetime.now" for name in ("authority", "certs", "inspection")}
     allowed |= {"launch/preflight/greet.py: time.time"}
     assert set(asked) <= allowed
