@@ -240,8 +240,11 @@ class Federation(_Model):
         """All peer ids, ascending: the order in which teachers are summed."""
         return tuple(sorted(entry.id for entry in self.peers))
 
-    def peer(self, peer_id: int) -> PeerEntry:
+    def peer(self, peer_id: int, file: Path | None = None) -> PeerEntry:
         """The entry of one peer.
+
+        Args:
+            file: where this was read from, for the error.
 
         Raises:
             ConfigurationError: no entry has this id.
@@ -249,7 +252,10 @@ class Federation(_Model):
         for entry in self.peers:
             if entry.id == peer_id:
                 return entry
-        raise ConfigurationError(f"peer id {peer_id} is not in the federation file; its ids are {_span(self.ids)}")
+        name = "" if file is None else f" {file}"
+        raise ConfigurationError(
+            f"peer id {peer_id} is not in the federation file{name}; its ids are {_span(self.ids)}"
+        )
 
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
         """The peers whose snapshots of the round before teach ``peer_id`` in this round, ascending."""

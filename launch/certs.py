@@ -407,7 +407,7 @@ def _has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> b
 
 def _waiting_key(folder: Path, signed: Path, certificate: x509.Certificate) -> Path:
     """The key in a peer's directory that a certificate is for."""
-    from launch.inspection import NEXT_KEY_FILE
+    from launch.inspection import NEXT_KEY_FILE, identity_named
     from peer.credentials import (
         KEY_FILE,
         load_key,
@@ -418,9 +418,11 @@ def _waiting_key(folder: Path, signed: Path, certificate: x509.Certificate) -> P
         key = load_key(path, f"'crad-mesh certs {'renew' if path.name == NEXT_KEY_FILE else 'request'}' makes one")
         if key.public_key() == certificate.public_key():
             return path
+    federation, peer = identity_named(signed, certificate)
     raise CertificateError(
-        f"{signed}: is not for a key in {folder} (there {_words(there)}); expected the answer to the request that was "
-        f"made there: give the right directory with --tls-dir, or have the newest request signed"
+        f"{signed}: is the certificate of peer {peer} of federation '{federation}', and not for a key in {folder} "
+        f"(there {_words(there)}); expected the answer to the request that was made "
+        f"there: give the right directory with --tls-dir, or have the newest request signed"
     )
 
 
@@ -441,7 +443,7 @@ def _only_directory() -> Path:
 def _name_of_federation(peers: Path | None, federation: str | None, peer: int) -> str:
     if peers is not None and federation is None:
         whole = load_federation(peers)
-        whole.peer(peer)  # it is in the file
+        whole.peer(peer, peers)  # it is in the file
         return whole.federation
     if federation is not None and peers is None:
         return _check_name(federation)

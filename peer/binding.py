@@ -7,6 +7,9 @@ import socket
 
 from crad_p2p.errors import PortTakenError
 
+#: Without --listen a peer listens at the address by which the others reach it.
+_IN_FILE = "if it is the address of this peer in the federation file, and wrong, correct it there, at every site"
+
 
 def why_not_bound(listen: str) -> PortTakenError | None:
     """Try to bind to HOST:PORT alone, as a server does; what to say if that fails."""
@@ -22,7 +25,7 @@ def why_not_bound(listen: str) -> PortTakenError | None:
     except socket.gaierror as error:
         reason, remedy = (
             f"the name cannot be resolved ({error.strerror})",
-            "give an address of this machine with --listen",
+            f"{_IN_FILE}, or give one of this machine with --listen",
         )
     except OSError as error:
         reason = {
@@ -33,7 +36,8 @@ def why_not_bound(listen: str) -> PortTakenError | None:
         if error.errno == errno.EACCES:
             remedy = "give one above 1023 with --listen"
         if error.errno == errno.EADDRNOTAVAIL:
-            remedy = "behind NAT or in a container, say where to listen here: --listen 0.0.0.0:" + port
+            remedy = f"{_IN_FILE}; if it is right, behind NAT or in a container, say where to listen here: "
+            remedy += f"--listen 0.0.0.0:{port}"
     else:
         return None
     return PortTakenError(f"cannot listen on {listen}: {reason}; {remedy}")

@@ -66,7 +66,7 @@ def make_host(
         ConfigurationError: the federation has no such peer.
     """
     try:
-        listen = check_address(listen or federation.peer(peer_id).address)
+        listen = check_address(listen or federation.peer(peer_id, peers_file).address)
     except ValueError as error:
         raise UsageError(f"--listen: {error}") from None
     if insecure and tls_dir is not None:

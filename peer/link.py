@@ -462,7 +462,7 @@ class Link:
                 if state.leaving and state.round == self._federation.rounds:
                     return True
                 if self._is_renewed:
-                    raise _CallError("this peer has new certificate files")
+                    raise _CallError(f"peer {self._own_id}, this one, has new certificate files: connecting with them")
                 if self._valid_until is not None and datetime.now(UTC) >= self._valid_until:
                     raise _CallError("its certificate has expired")
                 size = state.ByteSize()

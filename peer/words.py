@@ -26,6 +26,8 @@ def is_cut_off(explanation: str) -> bool:
 def in_short(details: str) -> str:
     """gRPC's words; of a connection that failed only the cause, which it says after all addresses and layers."""
     cause = details.rpartition(": ")[2] if "last error: " in details else details
+    if "errors resolving" in cause:
+        cause = f"the host name cannot be resolved: {cause.rpartition(': ')[2].rstrip(']')}"
     cause = re.sub(r"(^|: | \()OK\)?$", "", cause)  # so it calls why some connections have ended
     return printable(cause, 200)
 

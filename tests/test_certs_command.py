@@ -222,7 +222,8 @@ def test_certificates_that_do_not_fit(run: Run) -> None:
         run(f"sign crad-tls/{peer}/peer.csr --id {peer}")
     before = files("crad-tls/0")
     ca = "--ca crad-ca/ca.pem"
-    refused(run, f"install peer-1.pem --tls-dir crad-tls/0 {ca}", "is not for a key in crad-tls/0", "there is peer.key")
+    whose = "peer-1.pem: is the certificate of peer 1 of federation 'colon', and not for a key in crad-tls/0"
+    refused(run, f"install peer-1.pem --tls-dir crad-tls/0 {ca}", whose, "there is peer.key")
     refused(run, f"install peer-0.pem --tls-dir elsewhere {ca}", "there is no key", "--tls-dir")
     refused(run, "install peer-0.pem", "crad-tls/0/ca.pem: is not there yet", "--ca", code=ExitCode.USAGE)
     refused(run, f"install crad-tls/0/peer.csr {ca}", "holds a request; expected a peer's certificate")

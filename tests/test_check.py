@@ -312,7 +312,10 @@ def test_an_address_of_another_machine(tmp_path: Path) -> None:
     file = federation_file(tmp_path)
     findings = found(file, listen="192.0.2.1:7400")  # reserved for documents
     assert failures(findings) == [("address", ExitCode.PORT_TAKEN)]
-    assert re.search(r"not of this machine; behind NAT .*--listen 0\.0\.0\.0:7400", findings["address"].text)
+    assert re.search(
+        r"not of this machine; if it is the address .* in the federation file.* behind NAT .*--listen 0\.0\.0\.0:7400",
+        findings["address"].text,
+    )
 
 
 def test_this_peer_is_running(mesh: Callable[..., Peers]) -> None:

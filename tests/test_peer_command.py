@@ -100,7 +100,12 @@ def peer_entry(**changes: Any) -> dict[str, Any]:
             r"peers\.0\.arch: architecture 'vgg' is unkn",
         ),
         ({"data": {"dataset": "mnist"}}, [], ExitCode.CONFIGURATION, "data set 'mnist' is unknown"),
-        ({}, ["--id", "4"], ExitCode.CONFIGURATION, "peer id 4 is not in the federation file; its ids are 0"),
+        (
+            {},
+            ["--id", "4"],
+            ExitCode.CONFIGURATION,
+            r"peer id 4 is not in the federation file peers\.yaml; its ids are 0",
+        ),
         ({}, ["--peers", "none.yaml"], ExitCode.CONFIGURATION, r"none\.yaml: cannot be read \(No such file"),
         ({}, ["--state-dir", "peers.yaml"], ExitCode.CONFIGURATION, r"state directory peers\.yaml: cannot be written"),
         (

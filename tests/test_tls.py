@@ -319,7 +319,7 @@ def test_an_open_connection_ends_with_what_made_it_right(mesh: Callable[..., Pee
     running[1].says("new certificate files are in use")
     give(zero, new, "one", 0)
     running[0].says("new certificate files are in use")
-    running[0].says(r"this peer has new certificate files")
+    running[0].says(r"peer 1 at .*: peer 0, this one, has new certificate files: connecting with them; trying again")
     running[1].says(r"peer 0 at .*: it ended the stream")
     running[0].says(r"peer 1 at .*: the certificate there is not issued by a CA that is trusted here")
     give(one, new, "one", 1)

@@ -25,6 +25,11 @@ def test_days(days: float, words: str) -> None:
             "Connection refused",
         ),
         ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.7:1: OK", ""),
+        (
+            "errors resolving b.example:7400: [field:hostname lookup error:address lookup failed for b.example:7400: "
+            "Domain name not found]",
+            "the host name cannot be resolved: Domain name not found",
+        ),
         ("OK", ""),
         ("Stream removed (OK)", "Stream removed"),
         ("Socket closed: OK", "Socket closed"),
