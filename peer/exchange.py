@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from peer.channels import Waits
 from peer.hello import data_as_json, describe_data_difference
 from peer.intake import Intake
 from peer.link import Link, RoundGoneError
-from peer.standstill import Way
+from peer.standstill import LONG, Way
 from peer.status import Status
 from peer.store import Store
 from peer.tls import Tls
@@ -86,6 +87,7 @@ class Exchange:
         self._behind: set[int] = set()
         self._replaced: dict[int, tuple[int, int]] = {}  # the last round of a peer that was, and how often
         self._left: set[int] = set()  # they said so
+        self._moved: dict[int, tuple[int, float]] = {}  # snapshot bytes of each, and when there were more
         self._fetches: dict[e.FetchManifest | e.FetchSnapshot, asyncio.Task[None]] = {}
         self._intake: Intake
         self._has_proven_data = False  # that these are the data with which this peer has trained before
@@ -133,7 +135,7 @@ class Exchange:
         return [f"peer {peer}: {link.trouble}" for peer, link in self._links.items() if link.trouble]
 
     def ways(self, followed_since: Mapping[int, float]) -> dict[int, Way]:
-        """How all others are reached now.
+        """How all others are reached now; to be called every few seconds.
 
         Args:
             followed_since: since when, on the monotonic clock, those watch that watch this peer.
@@ -144,7 +146,12 @@ class Exchange:
         if link.down_since is not None:
             return Way(link.address, link.down_since, link.reason, calls_here=followed_since >= link.down_since)
         state = self._latest_states.get(link.peer, peer_pb2.PeerState())
-        return Way(link.address, None, is_busy=state.phase not in ("", "wait"), says=state.explanation)
+        now, (count, since) = time.monotonic(), self._moved.get(link.peer, (0, -math.inf))
+        if link.bytes_received > count:
+            since = now
+            self._moved[link.peer] = link.bytes_received, since
+        is_busy = state.phase not in ("", "wait") or now < since + LONG
+        return Way(link.address, None, is_busy=is_busy, says=state.explanation)
 
     def renew(self) -> None:
         """This peer has a new certificate: connect anew with it."""

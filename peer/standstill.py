@@ -24,7 +24,7 @@ class Way:
         down_since: on the monotonic clock, when it is not connected; None when it is.
         reason: why it is not.
         calls_here: whether it follows this peer, and has begun that since ``down_since``.
-        is_busy: whether it is connected, and says that it works.
+        is_busy: whether it is connected, and says that it works, or a snapshot is coming from it.
         says: what it says that it waits for, if it is connected.
     """
 

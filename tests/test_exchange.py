@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,6 +76,28 @@ async def test_manifest_then_snapshot_and_both_are_remembered(tmp_path: Path) ->
         await until(lambda: here.events[1:] == [e.SnapshotHeld(PEER, 0, 0)])
         assert here.store.received_snapshot_path(PEER, 0).read_bytes() == SNAPSHOT
         assert here.store.load_seen() == {PEER: Sighting(0, hashlib.sha256(SNAPSHOT).hexdigest())}
+
+
+@in_loop
+async def test_the_way_to_another_peer(tmp_path: Path) -> None:
+    """As the log speaks of it when nothing changes."""
+    async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
+        address = f"127.0.0.1:{remote.port}"
+        way = here.exchange.ways({})[PEER]
+        assert (way.address, way.down_since is not None, way.calls_here) == (address, True, False)
+        assert here.exchange.ways({PEER: time.monotonic()})[PEER].calls_here
+        remote.status.update(phase="wait", explanation="round 1 waits")
+        here.exchange.watch()
+        await until(lambda: here.exchange.ways({})[PEER].says == "round 1 waits")
+        way = here.exchange.ways({PEER: time.monotonic()})[PEER]
+        assert (way.down_since, way.calls_here, way.is_busy) == (None, False, False)
+        here.exchange.fetch(e.FetchManifest(PEER, 0))
+        here.exchange.fetch(e.FetchSnapshot(PEER, 0))
+        await until(lambda: e.SnapshotHeld(PEER, 0, 0) in here.events)
+        assert here.exchange.ways({})[PEER].is_busy  # something has come
+        await remote.stop()
+        await until(lambda: here.exchange.ways({})[PEER].down_since is not None)
+        await until(lambda: "Connection refused" in here.exchange.ways({})[PEER].reason)
 
 
 @in_loop

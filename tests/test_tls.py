@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -11,12 +12,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from cryptography import x509
 from processes import COMMAND, Peer, Peers, doctored, federation_file, free_port, until
 
 from crad_p2p.durable import write_file
 from crad_p2p.errors import ExitCode
+from crad_p2p.federation import load_federation
 from crad_p2p.manifest import Manifest
 from launch.authority import (
     Authority,
@@ -29,7 +32,9 @@ from launch.authority import (
     to_pem,
 )
 from peer.certificates import fingerprint_start
+from peer.gate import Gate
 from peer.quiet import Quiet
+from peer.refusals import Refusals
 from peer.tls import CallerError, Tls
 
 #: For new certificate files.
@@ -363,6 +368,41 @@ def test_whose_certificate_has_ended_is_said_but_not_believed(tmp_path: Path) ->
         with pytest.raises(CallerError) as raised:
             tls.caller({"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [pem]})
         assert raised.value.claims == claims
+
+
+def test_a_caller_whose_certificate_has_ended_is_named_as_it_names_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = new_authority("one")
+    give(tmp_path / "0", authority, "one", 0)
+    give(tmp_path / "1", authority, "one", 1, days=10, now=datetime.now(UTC) - timedelta(days=20))
+    pem = (tmp_path / "1/peer.pem").read_bytes()
+
+    class Context:
+        """A call on a connection that was made when the certificate was good."""
+
+        def peer(self) -> str:
+            return "ipv4:10.0.0.7:41236"
+
+        def auth_context(self) -> dict[str, list[bytes]]:
+            return {"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [pem]}
+
+        async def abort(self, code: grpc.StatusCode, _: str) -> None:
+            raise PermissionError(code)
+
+    refusals = Refusals()
+    settings = load_federation(federation_file(tmp_path))
+    gate = Gate(None, settings, Tls(tmp_path / "0", "one", 0), refusals)
+    call: Any = gate.handlers["Hello"].stream_stream(None, Context())
+    with pytest.raises(PermissionError, match="UNAUTHENTICATED"):
+        asyncio.run(call)
+    assert list(refusals.counts) == [("somebody with a certificate of peer 1", "certificate")]
+    [line] = caplog.messages
+    assert re.fullmatch(
+        r"refused a call of somebody with a certificate of peer 1 at 10\.0\.0\.7:41236: certificate \(expired on .*\); "
+        r"if that is its site, it must renew it \('crad-mesh certs renew' there\)",
+        line,
+    )
 
 
 def test_the_end_of_the_own_certificate_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
