@@ -131,7 +131,7 @@ def beside(folder: Path, federation: str) -> list[tuple[Path, x509.Certificate]]
         with suppress(CertificateError):  # of something else
             found += [
                 (folder.parent / path.parent.name, each)
-                for each in load_authorities(path)[1]
+                for each in load_authorities(path)
                 if federation in [name.value for name in each.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
             ]
     return sorted(found, key=lambda each: each[1].not_valid_before_utc, reverse=True)

@@ -109,7 +109,7 @@ def request(
     folder = tls_dir or Path("crad-tls", str(peer_id))
     is_key_alone = not any(_is_taken(folder / each) for each in (CERTIFICATE_FILE, REQUEST_FILE))
     if is_key_alone and (folder / KEY_FILE).exists():
-        _, key = load_key(folder / KEY_FILE, "'crad-mesh certs request' makes one")
+        key = load_key(folder / KEY_FILE, "'crad-mesh certs request' makes one")
         _new_request(folder, KEY_FILE, REQUEST_FILE, name, peer_id, key)
         return
     if (folder / CERTIFICATE_FILE).exists():

@@ -60,6 +60,8 @@ def _total(function: Callable[P, T]) -> Callable[P, T]:
     def safe(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
+        except ForeignIssuerError as error:
+            raise ForeignIssuerError(printable(str(error), _MAX_TEXT), error.issuer) from None
         except ValueError as error:
             raise ValueError(printable(str(error), _MAX_TEXT)) from None
         except Exception as error:

@@ -70,9 +70,11 @@ class Standstill:
                 )
         if explanation != self._explanation:
             self._explanation, self._since = explanation, now
-        elif now - self._since >= LONG and self._quiet.may_speak(("no change", explanation, self._since)):
+        elif now - self._since >= LONG:
             whom = {peer: ways[peer] for peer in waited_for}
             is_harmless = all(way.is_busy for way in whom.values())
+            if not self._quiet.may_speak(("no change", explanation, self._since, is_harmless)):
+                return
             said = [f"no change for {in_time(now - self._since)}: {explanation}"]
             said += [_stands_in_the_way(peer, way) for peer, way in whom.items() if not way.is_busy]
             yield logging.INFO if is_harmless else logging.WARNING, "; ".join(filter(None, said))

@@ -14,8 +14,8 @@ from peer.words import in_time, is_cut_off
 WAITS = "round 1 waits for round 0 of peer 1 (not connected)"
 #: For the log.
 IMPATIENT = doctored(
-    "import peer.node, peer.standstill, peer.status, peer.cli; peer.status._HEARTBEAT = 0.3; "
-    "peer.node.LONG = peer.standstill.LONG = 3; peer.cli.main()"
+    "import peer.exchange, peer.node, peer.standstill, peer.status, peer.cli; peer.status._HEARTBEAT = 0.3; "
+    "peer.exchange.LONG = peer.node.LONG = peer.standstill.LONG = 3; peer.cli.main()"
 )
 
 
@@ -62,6 +62,17 @@ def test_only_a_peer_that_works_is_waited_for_without_a_warning(way: Way, level:
     watched.at(0, "round 1 waits for round 0 of peer 1", way)
     said = f"no change for 30 s: round 1 waits for round 0 of peer 1{tail}"
     assert watched.at(LONG, "round 1 waits for round 0 of peer 1", way) == [(level, said)]
+
+
+def test_what_stops_being_harmless_is_a_warning_at_once() -> None:
+    watched = Watched()
+    busy, idle = Way("b:1", None, is_busy=True), Way("b:1", None, says="round 2 waits for peer 3")
+    watched.at(0, "round 1 waits for round 0 of peer 1", busy)
+    assert [level for level, _ in watched.at(LONG, "round 1 waits for round 0 of peer 1", busy)] == [logging.INFO]
+    assert [level for level, _ in watched.at(LONG + 3, "round 1 waits for round 0 of peer 1", idle)] == [
+        logging.WARNING
+    ]
+    assert watched.at(LONG + 6, "round 1 waits for round 0 of peer 1", idle) == []
 
 
 def test_what_concerns_nobody_else_is_no_warning() -> None:
