@@ -27,7 +27,7 @@ from planted_faults import (
 from peer.barrier import Quorum
 from peer.events import GiveUp, Gone, LearnerDown, Rejoin, Train
 
-_FIRST, _LAST = (int(number) for number in os.environ.get("MESH_SEEDS", "0:1199").split(":"))
+_FIRST, _LAST = (int(number) for number in os.environ.get("MESH_SEEDS", "0:999").split(":"))
 _BATCH = 100
 
 
