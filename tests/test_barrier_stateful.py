@@ -228,7 +228,7 @@ class MeshMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=300,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,
