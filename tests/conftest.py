@@ -71,6 +71,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Peer]]:
 
 
 @pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Nothing but the program itself keeps others from reading its files."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
     """Make federations of real processes, which have all ended after the test."""
     made: list[Peers] = []

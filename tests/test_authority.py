@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +33,6 @@ from peer.credentials import load_authorities, load_credentials
 
 CA = new_authority("colon", NOW)
 KEY = new_key()
-
-
-@pytest.fixture
-def no_umask() -> Iterator[None]:
-    """Nothing but the program itself keeps others from reading its files."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 def mode(path: Path) -> int:

@@ -7,20 +7,11 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from crad_p2p.durable import rename, write_file
-
-
-@pytest.fixture
-def no_umask() -> Iterator[None]:
-    """Nothing but the program itself keeps others from reading its files."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 def mode(path: Path) -> int:
