@@ -335,18 +335,12 @@ class Store:
         self._manifests.pop(number, None)
         logger.info("round %d as it was here is kept in %s", number, goal)
 
-    def prune(self, keep: Iterable[int], received_from: int) -> None:
-        """Delete own rounds other than ``keep``, and what was received of rounds before ``received_from``.
+    def outdated(self, keep: Iterable[int], received_from: int) -> Outdated:
+        """Own rounds other than ``keep``, and what was received before ``received_from``; looks at names alone.
 
         The two newest snapshots of every other peer stay, however old: with those it can replace a disk that it lost.
-        Manifests of what is deleted are in lineage.jsonl before.
+        Before :meth:`delete`, :meth:`keep_lineage` keeps the manifests.
         """
-        outdated = self.outdated(keep, received_from)
-        self.keep_lineage(outdated)
-        self.delete(outdated)
-
-    def outdated(self, keep: Iterable[int], received_from: int) -> Outdated:
-        """What :meth:`prune` deletes: a look at names alone."""
         rounds = sorted(set(self.kept_rounds()) - set(keep))
         files: list[Path] = []
         folders: list[Path] = []

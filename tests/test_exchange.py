@@ -13,7 +13,21 @@ from typing import Any
 
 import grpc
 import pytest
-from wire import INTAKE, ME, PEER, SNAPSHOT, WAITS, Noting, Remote, federation, in_loop, manifest_of, serving, until
+from wire import (
+    INTAKE,
+    ME,
+    PEER,
+    SNAPSHOT,
+    WAITS,
+    Noting,
+    Remote,
+    federation,
+    in_loop,
+    manifest_of,
+    prune,
+    serving,
+    until,
+)
 
 from crad_p2p.manifest import ClassStatistics
 from peer import events as e
@@ -222,7 +236,7 @@ def test_a_round_that_is_gone(tmp_path: Path, may_lose: bool, caplog: pytest.Log
             serving(tmp_path, rounds=3) as remote,
             exchanging(remote, tmp_path, may_lose=may_lose) as here,
         ):
-            remote.store.prune([2, 1], received_from=0)
+            prune(remote.store, [2, 1], received_from=0)
             here.exchange.fetch(e.FetchManifest(PEER, 0))
             if may_lose:
                 await until(lambda: here.events == [e.Gone(PEER, 0)])

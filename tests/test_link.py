@@ -30,6 +30,7 @@ from wire import (
     in_loop,
     linked,
     manifest_of,
+    prune,
     serving,
     stopped,
     stub_of,
@@ -789,7 +790,7 @@ async def test_one_answer_that_would_end_the_run_is_asked_for_again(tmp_path: Pa
 @in_loop
 async def test_a_round_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     async with serving(tmp_path, rounds=3) as remote, linked(remote.port) as link:
-        remote.store.prune([2, 1], received_from=2)
+        prune(remote.store, [2, 1], received_from=2)
         expected = r"round 0 is needed here of peer 1, but it answers: not found \(peer 1 does not keep round 0"
         with pytest.raises(IncompleteError, match=expected):
             await link.manifest(0, INTAKE)
@@ -838,7 +839,7 @@ async def test_a_stream_goes_on_though_its_round_is_deleted_meanwhile(tmp_path: 
             async for each in super().chunks(request, context):
                 yield each
                 if each.offset == 0:
-                    self._store.prune([], received_from=0)
+                    prune(self._store, [], received_from=0)
 
     path = tmp_path / "1.safetensors"
     async with serving(tmp_path, DeletesMeanwhile) as remote, linked(remote.port) as link:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wire import prune
 
 from crad_p2p.errors import AlreadyRunningError, ConfigurationError, IncompleteError
 from crad_p2p.federation import Federation, build_federation
@@ -433,7 +434,7 @@ def test_prune_keeps_what_it_is_told_to_and_what_was_received_since(store: Store
         store.received_snapshot_path(2, number).write_bytes(b"snapshot")
         store.received_snapshot_path(2, number).with_suffix(".partial").write_bytes(b"part")
     staging = store.staging_dir(6)
-    store.prune([5, 4, 2], received_from=5)
+    prune(store, [5, 4, 2], received_from=5)
     assert sorted(path.name for path in (store.root / "rounds").iterdir()) == [
         staging.name,
         "000002",
@@ -460,7 +461,7 @@ def test_the_two_newest_snapshots_of_a_peer_that_is_away_stay(store: Store) -> N
             if peer == 1 or number in (3, 5, 6):
                 store.received_manifest_path(peer, number).write_text("{}")
                 store.received_snapshot_path(peer, number).write_bytes(b"snapshot")
-        store.prune([], received_from=number - 1)
+        prune(store, [], received_from=number - 1)
     assert store.received_rounds(1) == [18, 19]
     assert store.received_rounds(2) == [5, 6]
     assert {path.name for path in (store.root / "received/000006").iterdir()} == {"2.json", "2.safetensors"}
@@ -513,7 +514,7 @@ def test_a_round_that_is_half_deleted_is_never_seen(store: Store, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            store.prune([2, 1], received_from=0)
+            prune(store, [2, 1], received_from=0)
     assert store.kept_rounds() == [1, 2]
     store = reopened(store)
     assert store.kept_rounds() == [1, 2]
@@ -585,7 +586,7 @@ def test_what_an_operator_puts_beside_the_rounds_is_left_alone(store: Store) -> 
         (store.root / place / "7").touch()
     assert store.kept_rounds() == [0, 1, 2]
     assert store.received_rounds(1) == []
-    store.prune([2], received_from=2)
+    prune(store, [2], received_from=2)
     store = reopened(store)
     assert store.kept_rounds() == [2]
     for place in ("rounds", "received"):
@@ -627,7 +628,7 @@ def test_a_snapshot_without_its_manifest_does_not_count_as_one_that_can_be_given
         store.received_snapshot_path(1, number).write_bytes(b"snapshot")
         if number != 2:
             store.received_manifest_path(1, number).write_text("{}")
-    store.prune([], received_from=4)
+    prune(store, [], received_from=4)
     kept = {str(path.relative_to(store.root / "received")) for path in (store.root / "received").glob("*/*")}
     assert kept == {f"{number:06d}/1.{kind}" for number in (1, 3) for kind in ("json", "safetensors")}
 
@@ -665,7 +666,7 @@ def test_every_manifest_is_in_the_lineage_or_in_its_place(store: Store) -> None:
         for peer in (1, 2):
             if peer == 1 or number < 2:  # peer 2 goes away: its two newest snapshots stay
                 exact.append(received(store, peer, number).to_bytes())
-        store.prune([number, number - 1, 3], received_from=number - 1)
+        prune(store, [number, number - 1, 3], received_from=number - 1)
     assert everywhere(store) == {(0, n) for n in range(8)} | {(1, n) for n in range(8)} | {(2, 0), (2, 1)}
     assert sorted(lineage(store)) == [*((0, n) for n in (0, 1, 2, 4, 5)), *((1, n) for n in range(6))]
     lines = (store.root / "lineage.jsonl").read_bytes().splitlines()
@@ -686,14 +687,14 @@ def test_one_write_is_made_durable_before_anything_is_deleted(store: Store, monk
         assert store.kept_rounds() == [0, 1, 2, 3, 4]
 
     monkeypatch.setattr(os, "fsync", noted)
-    store.prune([4, 3], received_from=3)
+    prune(store, [4, 3], received_from=3)
     assert done == ["lineage.jsonl", "state"]  # the directory once: its name is new
     monkeypatch.undo()
     done.clear()
     monkeypatch.setattr(os, "fsync", lambda fd: done.append(Path(f"/dev/fd/{fd}").resolve().name))
-    store.prune([4], received_from=4)
+    prune(store, [4], received_from=4)
     assert done == ["lineage.jsonl"]
-    store.prune([4], received_from=4)
+    prune(store, [4], received_from=4)
     assert done == ["lineage.jsonl"]  # nothing new, nothing written
 
 
@@ -710,11 +711,11 @@ def test_a_kill_while_pruning_loses_no_manifest(store: Store, monkeypatch: pytes
     target = {"append": (os, "fsync"), "delete": (shutil, "rmtree"), "unlink": (Path, "unlink")}[kind]
     monkeypatch.setattr(*target, killed)
     with pytest.raises(KilledError):
-        store.prune([4, 3], received_from=4)
+        prune(store, [4, 3], received_from=4)
     monkeypatch.undo()
     store = reopened(store)
     assert everywhere(store) == expected
-    store.prune([4, 3], received_from=4)  # some come twice
+    prune(store, [4, 3], received_from=4)  # some come twice
     assert everywhere(store) == expected
     assert len(lineage(store)) > len(set(lineage(store)))
     store.close()
@@ -730,14 +731,14 @@ def everywhere_without_lineage(store: Store) -> set[tuple[int, int]]:
 def test_a_torn_line_of_the_lineage_is_cut_off(store: Store, torn: int, by: str) -> None:
     for number in range(5):
         commit(store, number)
-    store.prune([4, 3, 2], received_from=0)
+    prune(store, [4, 3, 2], received_from=0)
     path = store.root / "lineage.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-torn])
     if by == "open":
         store = reopened(store)
         assert path.read_bytes() == whole[: whole[:-torn].rfind(b"\n") + 1]
-    store.prune([4, 3], received_from=0)
+    prune(store, [4, 3], received_from=0)
     assert lineage(store)[-1] == (0, 2)
     store.close()
 
@@ -745,7 +746,7 @@ def test_a_torn_line_of_the_lineage_is_cut_off(store: Store, torn: int, by: str)
 def test_zeros_after_the_last_line_are_cut_off(store: Store) -> None:
     """As a power cut leaves a file that had become longer; more of them than are read at once."""
     commit(store, 0)
-    store.prune([], received_from=0)
+    prune(store, [], received_from=0)
     path = store.root / "lineage.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(200_000))
@@ -766,7 +767,7 @@ def test_a_full_disk_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        store.prune([2], received_from=0)
+        prune(store, [2], received_from=0)
     assert store.kept_rounds() == [0, 1, 2]
 
 
@@ -786,7 +787,7 @@ def test_a_damaged_manifest_does_not_get_into_the_lineage(store: Store) -> None:
         commit(store, number)
     (store.round_dir(0) / MANIFEST).write_bytes(b"\x00" * 90)
     (store.round_dir(1) / MANIFEST).write_bytes(manifest_of(1).to_bytes().replace(b",", b",\n"))
-    store.prune([2], received_from=0)
+    prune(store, [2], received_from=0)
     assert (store.root / "lineage.jsonl").read_bytes() == manifest_of(1).to_bytes() + b"\n"
 
 

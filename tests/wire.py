@@ -6,7 +6,7 @@ import asyncio
 import functools
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,13 @@ class Remote:
 
     def close(self) -> None:
         self.store.close()
+
+
+def prune(store: Store, keep: Iterable[int], received_from: int) -> None:
+    """As a peer does after each round."""
+    outdated = store.outdated(keep, received_from)
+    store.keep_lineage(outdated)
+    store.delete(outdated)
 
 
 class Witness:
