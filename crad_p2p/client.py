@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from crad_p2p import privacy, weights
 from crad_p2p.aggregation import Aggregation, aggregate
@@ -25,12 +25,13 @@ from crad_p2p.data.partition import Split
 from crad_p2p.distillation import EpochLog, Targets, train_epoch
 from crad_p2p.errors import DivergedError
 from crad_p2p.federation import Federation
+from crad_p2p.frozen import Forward, Frozen
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.sgd import Sgd
 from crad_p2p.snapshot import SnapshotError
 from crad_p2p.statistics import measure
-from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterior_of_logits
+from crad_p2p.teachers import PosteriorStore, inference_batch, posterior_of_logits
 
 #: Called with (phase, steps done, steps in all).
 PhaseProgress = Callable[[str, int, int], None]
@@ -73,6 +74,7 @@ class Client:
         split: Split,
         *,
         device: torch.device,
+        precision: torch.dtype = torch.float32,
         folder: Path,
         count_key: bytes | None = None,
         progress: PhaseProgress = lambda *_: None,
@@ -80,6 +82,7 @@ class Client:
     ) -> None:
         """
         Args:
+            precision: in which teachers compute: float32 or bfloat16.
             folder: a scratch folder of this client alone: its contents may be lost at any time between two rounds.
             count_key: secret of the noise on the counts; needed where the federation has such noise, unless
                 :meth:`restore` is told the counts that have been published.
@@ -90,6 +93,7 @@ class Client:
         self.arch = federation.peer(peer_id).arch
         self.classes = len(dataset.class_names)
         self.device = device
+        self._precision = precision
         self.round = 0
         self._image_shape = dataset.train.images.shape[1:]
         self._mean, self._std, self._augmentation = dataset.mean, dataset.std, dataset.augmentation
@@ -105,7 +109,7 @@ class Client:
         self._epoch: LocalEpoch | None = None
         self._posteriors: PosteriorStore | None = None
         self._teachers: dict[int, Manifest] = {}
-        self._skeletons: dict[str, nn.Module] = {}
+        self._architectures: dict[str, Frozen] = {}
         self.model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0], device=device)
         self._optimizer = Sgd(
             dict(self.model.named_parameters()),
@@ -179,7 +183,7 @@ class Client:
             SnapshotError: the snapshot must not be used; the round goes on without it.
         """
         _, posteriors = self._opened()
-        teacher = self._frozen(manifest.arch, snapshot)
+        teacher = self._frozen(manifest.arch, snapshot, self._precision)
         weights.probe(teacher, self._image_shape, self.device)
         posteriors.run(
             manifest.peer,
@@ -251,7 +255,7 @@ class Client:
     def evaluate(self, snapshot: bytes) -> Evaluation:
         """Accuracy of one of this client's snapshots on the global test set and on its own test samples."""
         self._progress("evaluate", 0, 1)
-        model = self._frozen(self.arch, snapshot)
+        model = self._frozen(self.arch, snapshot, torch.float32)
         everywhere = measure(model, self._global_test, self.classes)
         here = measure(model, self._test, self.classes)
         per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
@@ -320,15 +324,17 @@ class Client:
 
         return targets
 
-    def _frozen(self, arch: str, snapshot: bytes) -> Forward:
+    def _frozen(self, arch: str, snapshot: bytes, precision: torch.dtype) -> Forward:
         tensors = weights.decode(snapshot)
         weights.check_values(tensors)
-        if arch not in self._skeletons:
-            self._skeletons[arch] = build_model(
-                arch, classes=self.classes, channels=self._image_shape[0], device="meta"
-            )
+        if arch not in self._architectures:
+            skeleton = build_model(arch, classes=self.classes, channels=self._image_shape[0], device="meta")
+            self._architectures[arch] = Frozen(skeleton, self._image_shape)
         on_device = {name: value.to(self.device) for name, value in tensors.items()}
-        return weights.as_function(self._skeletons[arch], on_device)
+        try:
+            return self._architectures[arch].bind(on_device, precision, inference_batch(self._train.images))
+        except RuntimeError as error:
+            raise SnapshotError(f"snapshot does not fit its architecture: {error}") from None
 
     def _opened(self) -> tuple[LocalEpoch, PosteriorStore]:
         if self._epoch is None or self._posteriors is None:

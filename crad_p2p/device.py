@@ -30,6 +30,29 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """In what teachers compute. ``auto`` is bfloat16 where the device multiplies it faster than float32.
+
+    What the device offers decides, and not a measurement: equal machines are to give equal bytes.
+
+    Raises:
+        ConfigurationError: no such precision.
+    """
+    match name:
+        case "auto":
+            return torch.bfloat16 if _is_fast_in_bfloat16(device) else torch.float32
+        case "float32" | "bfloat16":
+            return getattr(torch, name)  # type: ignore[no-any-return]
+        case _:
+            raise ConfigurationError(f"--precision {name}: use auto, float32 or bfloat16")
+
+
+def _is_fast_in_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes of a device's own memory that are free, and all of them; None where it shares the machine's."""
     return torch.cuda.mem_get_info(device) if device.type == "cuda" else None

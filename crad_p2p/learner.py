@@ -41,7 +41,7 @@ from crad_p2p.architectures import layout_of
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.partition import make_splits, partition_digest
-from crad_p2p.device import memory_of, resolve_device
+from crad_p2p.device import memory_of, resolve_device, resolve_precision
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
 from crad_p2p.failpoints import fail_point
@@ -69,6 +69,7 @@ class Learner:
         self._teacher_seconds = 0.0
         self._last_progress = ("", 0.0)
         device = resolve_device(arguments.device)
+        precision = resolve_precision(arguments.precision, device)
         data_dir = arguments.data_dir or arguments.peers.parent
         dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=arguments.download)
         splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
@@ -78,6 +79,7 @@ class Learner:
             dataset,
             splits[arguments.id],
             device=device,
+            precision=precision,
             folder=arguments.scratch,
             count_key=load_key(arguments.count_key) if arguments.count_key else None,
             progress=self.progress,
@@ -98,6 +100,7 @@ class Learner:
                 for peer, split in splits.items()
             },
             device=str(device),
+            precision=str(precision).removeprefix("torch."),
             layouts=layouts,
             # Of a device with memory of its own; else null.
             free_bytes=free_bytes,
@@ -217,6 +220,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--count-key", type=Path)
     parser.add_argument("--device", required=True)
+    parser.add_argument("--precision", required=True)
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides

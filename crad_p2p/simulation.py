@@ -49,6 +49,7 @@ def simulate(
     dataset: Dataset,
     *,
     device: torch.device,
+    precision: torch.dtype = torch.float32,
     threads: int,
     workers: int = 1,
     count_keys: Mapping[int, bytes] | None = None,
@@ -57,6 +58,7 @@ def simulate(
     """Run every round of a federation.
 
     Args:
+        precision: in which teachers compute: float32 or bfloat16.
         threads: torch threads of each client; results are bit-identical for equal threads only.
         workers: clients that compute at the same time. Changes the time, never the result.
         count_keys: for federations with noise on the class counts, the secret of every peer, by id. Without them each
@@ -64,7 +66,7 @@ def simulate(
     """
     if count_keys is None:
         count_keys = {peer: secrets.token_bytes(KEY_BYTES) for peer in federation.ids}
-    return _Simulation(federation, dataset, device, threads, workers, count_keys, on_round).run()
+    return _Simulation(federation, dataset, device, precision, threads, workers, count_keys, on_round).run()
 
 
 class _Simulation:
@@ -73,6 +75,7 @@ class _Simulation:
         federation: Federation,
         dataset: Dataset,
         device: torch.device,
+        precision: torch.dtype,
         threads: int,
         workers: int,
         count_keys: Mapping[int, bytes],
@@ -82,6 +85,7 @@ class _Simulation:
         self._digest = federation.digest()
         self._dataset = dataset
         self._device = device
+        self._precision = precision
         self._threads = threads
         self._workers = workers
         self._count_keys = count_keys
@@ -137,6 +141,7 @@ class _Simulation:
                     self._dataset,
                     splits[i],
                     device=self._device,
+                    precision=self._precision,
                     folder=folder / str(i),
                     count_key=self._count_keys[i],
                     warn=functools.partial(logger.warning, "peer %d: %s", i),

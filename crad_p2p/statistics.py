@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from crad_p2p.data.epoch import LocalEpoch
+from crad_p2p.frozen import Forward
 from crad_p2p.manifest import ClassStatistics
-from crad_p2p.teachers import Forward
 
 #: Keeps 1/variance finite; Agresti-Coull keeps the variance above zero by itself, so it never matters in practice.
 EPSILON = 1e-12

@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from crad_p2p.data.epoch import LocalEpoch
+from crad_p2p.frozen import Forward
 from crad_p2p.snapshot import SnapshotError
 
 #: Called with (steps done, steps in all).
 Progress = Callable[[int, int], None]
 
-#: Pixels float32 [B, C, H, W] to logits [B, classes].
-Forward = Callable[[Tensor], Tensor]
-
-#: Pixels of one forward pass without gradients: 64 images of 32x32. Less wastes calls, more leaves the cache.
-_INFERENCE_PIXELS = 64 * 32 * 32
+#: Pixels of one forward pass without gradients: 32 images of 32x32. Less wastes calls, more leaves the cache.
+_INFERENCE_PIXELS = 32 * 32 * 32
 
 
 class PosteriorStore:

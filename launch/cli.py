@@ -34,6 +34,7 @@ from crad_p2p.lines import say
 from crad_p2p.results import RoundRecord, Summary
 from launch import certs, template
 from launch.collect import collect, write_results
+from launch.computing import Computing
 from launch.mesh import Mesh, environment, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
 from launch.view import Progress, result_table
@@ -67,6 +68,9 @@ Pool = Annotated[
 Samples = Annotated[int | None, typer.Option(help="At most so many training images in all.", rich_help_panel=_QUICK)]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each learner (cores / peers).")]
 Device = Annotated[str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.")]
+Precision = Annotated[
+    str, typer.Option(help="In what teachers compute: auto (bfloat16 where that is faster), float32, bfloat16.")
+]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's files first if they are missing.")]
 
@@ -95,6 +99,7 @@ def up(
     samples: Samples = None,
     threads: Threads = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     data_dir: DataDir = None,
     download: Download = False,
     alone: Annotated[
@@ -124,17 +129,18 @@ def up(
     lock.take(f"a mesh is already running in {out}", "wait for it, stop it, or choose another --out")
     _adopt(federation, peers, out)
     threads = threads or default_threads(len(federation.peers))
+    computing = Computing(threads, device, precision, data_dir)
     with_alone = (peers is None if alone is None else alone) and federation.method.name != "local"
     finished = _finished(out, federation, "grpc")
     if finished is None or recover:
         if download:
             _download(federation, data_dir)
         _announce(console, federation, out, threads)
-        finished = _run_mesh(console, federation, out, threads, device, data_dir, recover)
+        finished = _run_mesh(console, federation, out, computing, recover)
     else:
         console.print(f"{out} holds the complete run of this federation; for another one choose another --out.")
     with interruptible(f"the same command runs the comparison again (--out {out})"):
-        beside = _run_alone(console, federation, out, threads, device, data_dir) if with_alone else None
+        beside = _run_alone(console, federation, out, computing) if with_alone else None
     _show(console, finished, beside, out / "summary.json")
     _say_reservations(finished, out)
 
@@ -152,6 +158,7 @@ def simulate(
     samples: Samples = None,
     threads: Threads = None,
     device: Device = "auto",
+    precision: Precision = "auto",
     data_dir: DataDir = None,
     download: Download = False,
     out: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("crad-simulation"),
@@ -165,7 +172,7 @@ def simulate(
     import torch
 
     from crad_p2p.data.datasets import load_dataset
-    from crad_p2p.device import resolve_device
+    from crad_p2p.device import resolve_device, resolve_precision
     from crad_p2p.simulation import simulate as run
 
     console = Console(emoji=False)
@@ -179,11 +186,13 @@ def simulate(
     threads = threads or default_threads(len(federation.peers))
     torch.set_num_threads(threads)
     images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=download)
+    on = resolve_device(device)
     with interruptible("a simulation starts from the beginning"), Progress(console, federation) as progress:
         summary, history = run(
             federation,
             images,
-            device=resolve_device(device),
+            device=on,
+            precision=resolve_precision(precision, on),
             threads=threads,
             workers=max(1, cores() // threads),
             on_round=lambda _number, records: progress.show_records(records),
@@ -229,6 +238,7 @@ def check(
     data_dir: options.DataDir = None,
     download: options.Download = False,
     device: options.Device = "auto",
+    precision: options.Precision = "auto",
     threads: options.Threads = None,
     tls_dir: options.TlsDir = None,
     insecure: options.Insecure = False,
@@ -257,6 +267,7 @@ def check(
         data_dir=data_dir,
         download=download,
         device=device,
+        precision=precision,
         threads=threads,
         tls_dir=tls_dir,
         insecure=insecure,
@@ -417,9 +428,7 @@ def _announce(console: Console, federation: Federation, out: Path, threads: int)
     )
 
 
-def _run_mesh(
-    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path, recover: bool
-) -> Summary:
+def _run_mesh(console: Console, federation: Federation, out: Path, computing: Computing, recover: bool) -> Summary:
     start = time.monotonic()
     try:
         with Progress(console, federation) as progress:
@@ -427,9 +436,7 @@ def _run_mesh(
                 federation,
                 out / "peers.yaml",
                 out,
-                threads=threads,
-                device=device,
-                data_dir=data_dir,
+                computing=computing,
                 recover=recover,
                 progress=progress,
             )
@@ -445,9 +452,7 @@ def _run_mesh(
     return summary
 
 
-def _run_alone(
-    console: Console, federation: Federation, out: Path, threads: int, device: str, data_dir: Path
-) -> Summary | None:
+def _run_alone(console: Console, federation: Federation, out: Path, computing: Computing) -> Summary | None:
     """The same peers, split and schedule with method ``local``, as a simulation in a process of its own."""
     folder = out / "alone"
     _make_directory(folder)
@@ -455,7 +460,7 @@ def _run_alone(
     if (finished := _finished(folder, local, "memory")) is not None:
         return finished
     with console.status("For comparison: the same peers learning alone …"):
-        _simulate(local, folder, ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)])
+        _simulate(local, folder, computing.arguments())
     return Summary.read(folder / "summary.json")
 
 

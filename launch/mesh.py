@@ -15,6 +15,7 @@ from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
 from crad_p2p.parent import parent_entry
 from launch.authority import throwaway
+from launch.computing import Computing
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, dial
@@ -61,16 +62,14 @@ class Mesh:
         peers_file: Path,
         out: Path,
         *,
-        threads: int,
-        device: str,
-        data_dir: Path,
+        computing: Computing,
         recover: bool,
         progress: Progress,
     ) -> None:
         self._federation = federation
         self._peers_file = peers_file
         self._out = out
-        self._options = ["--threads", str(threads), "--device", device, "--data-dir", str(data_dir)]
+        self._options = computing.arguments()
         self._recover = recover
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}

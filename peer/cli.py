@@ -33,6 +33,7 @@ def peer(
     data_dir: options.DataDir = None,
     download: options.Download = False,
     device: options.Device = "auto",
+    precision: options.Precision = "auto",
     threads: options.Threads = None,
     start_wait: Annotated[
         float,
@@ -76,6 +77,7 @@ def peer(
         data_dir=data_dir,
         download=download,
         device=device,
+        precision=precision,
         threads=threads,
         tls_dir=tls_dir,
         insecure=insecure,

@@ -20,6 +20,7 @@ class Host:
     data_dir: Path | None
     download: bool
     device: str
+    precision: str
     threads: int | None
     tls_dir: Path | None
     recover: bool = False
@@ -32,7 +33,7 @@ class Host:
             count_key: the file with the secret of the noise on the class counts.
         """
         arguments = ["--id", str(self.peer_id), "--peers", str(self.peers_file), "--device", self.device]
-        arguments += ["--scratch", str(scratch)]
+        arguments += ["--precision", self.precision, "--scratch", str(scratch)]
         if count_key is not None:
             arguments += ["--count-key", str(count_key)]
         if self.data_dir is not None:
@@ -54,6 +55,7 @@ def make_host(
     data_dir: Path | None,
     download: bool,
     device: str,
+    precision: str,
     threads: int | None,
     tls_dir: Path | None,
     insecure: bool,
@@ -79,6 +81,7 @@ def make_host(
         data_dir=data_dir,
         download=download,
         device=device,
+        precision=precision,
         threads=threads,
         tls_dir=None if insecure else tls_dir or Path("crad-tls", str(peer_id)),
         recover=recover,

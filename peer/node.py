@@ -511,7 +511,12 @@ class Node:
         self._exchange.use(self._intake_of(message), data, has_proven_data=same)
         self._look_for_room(message)
         self._train_samples = message["train_samples"]
-        logger.info("learner on %s with %d training images", message["device"], self._train_samples)
+        logger.info(
+            "learner on %s, teachers in %s, with %d training images",
+            message["device"],
+            message["precision"],
+            self._train_samples,
+        )
         number = self._store.last_round()
         if number < 0:
             return e.LearnerUp()

@@ -30,6 +30,13 @@ Download = Annotated[
 Device = Annotated[
     str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", envvar="CRAD_DEVICE")
 ]
+Precision = Annotated[
+    str,
+    typer.Option(
+        help="In what teachers compute: auto (bfloat16 where the hardware gains by it), float32, bfloat16.",
+        envvar="CRAD_PRECISION",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads of the learner; by default torch's choice.", envvar="CRAD_THREADS"),

@@ -61,6 +61,7 @@ def check_of(
         "data_dir": None,
         "download": False,
         "device": "cpu",
+        "precision": "auto",
         "threads": 1,
         "insecure": False,
         **given,

@@ -454,6 +454,7 @@ class ScriptedLearner:
                 "validation_counts": None,
                 "train_samples": 1,
                 "device": "cpu",
+                "precision": "float32",
             }
         )
         self._rounds = 0
@@ -528,6 +529,7 @@ def run_with_scripted_learners(path: Path, monkeypatch: pytest.MonkeyPatch, *, k
         data_dir=None,
         download=False,
         device="cpu",
+        precision="float32",
         threads=1,
         tls_dir=None,
     )

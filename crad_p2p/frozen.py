@@ -1,0 +1,302 @@
+"""Frozen models made fast: what their convolutions are followed by is folded into them.
+
+A frozen model in eval mode is mostly convolutions with something cheap in between. Its architecture is read once (by
+torch.fx), and bound to the tensors of every snapshot that comes:
+
+* a batch norm after a convolution becomes part of its weights and bias;
+* a sum and a ReLU after it are done while its result is in the cache (oneDNN, on CPUs);
+* weights are laid out for it once, and images are channels last;
+* it may compute in bfloat16, adding up in float32; all else stays in float32.
+
+A model that cannot be read so computes as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from crad_p2p.weights import as_function
+
+#: Pixels float32 [B, C, H, W] to logits float32 [B, classes].
+Forward = Callable[[Tensor], Tensor]
+
+_RELU = (F.relu, torch.relu, "relu")
+_ADD = (operator.add, operator.iadd, torch.add, "add")
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A convolution and what follows it: relu(norm(convolution(x)) + other)."""
+
+    convolution: str
+    norm: str | None
+    is_rectified: bool
+    is_last: bool  # no other convolution needs its result
+    input_shape: tuple[int, ...]  # [C, H, W]
+
+
+class Frozen:
+    """An architecture, ready to be bound to tensors."""
+
+    def __init__(self, skeleton: nn.Module, image_shape: Sequence[int]) -> None:
+        """
+        Args:
+            skeleton: a module of the architecture, its own tensors never used (device ``meta``).
+            image_shape: channels, height and width.
+        """
+        self._skeleton = skeleton.eval()
+        self._image_shape = tuple(image_shape)
+        self._layout = {name: value.shape for name, value in skeleton.state_dict().items()}
+        self._chains: dict[str, _Chain] = {}
+        self._graph: fx.Graph | None = None
+        self._is_read = False
+
+    def bind(
+        self, tensors: Mapping[str, Tensor], precision: torch.dtype = torch.float32, batch_size: int = 32
+    ) -> Forward:
+        """The model that computes with these tensors, on the device where they are.
+
+        Args:
+            tensors: of a snapshot, all of them, float32.
+            precision: of the convolutions: float32 or bfloat16.
+            batch_size: of most of the batches to come; others give the same, a little slower.
+
+        Raises:
+            RuntimeError: they are not those of the architecture.
+        """
+        if {name: value.shape for name, value in tensors.items()} != self._layout:
+            raise RuntimeError("names and shapes are not those of the architecture")
+        if not self._is_read:
+            self._graph = self._read(tensors)
+            self._is_read = True
+        if self._graph is None:
+            return as_function(self._skeleton, dict(tensors))
+        return self._bound(self._graph, tensors, precision, batch_size)
+
+    def _bound(
+        self, graph: fx.Graph, tensors: Mapping[str, Tensor], precision: torch.dtype, batch_size: int
+    ) -> _Program:
+        modules: dict[str, Callable[..., Any]] = {}
+        for name in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
+            if name in self._chains:
+                modules[name] = self._convolution(self._chains[name], tensors, precision, batch_size)
+            else:
+                modules[name] = _in_float32(self._skeleton.get_submodule(name), _part(tensors, name))
+        return _Program(graph, modules)
+
+    def _read(self, tensors: Mapping[str, Tensor]) -> fx.Graph | None:
+        """The folded graph; None if the model cannot be read as one."""
+        try:
+            traced = fx.symbolic_trace(self._skeleton)
+            kinds = Counter(node.op for node in traced.graph.nodes)
+            if kinds["get_attr"] or kinds["placeholder"] != 1:  # tensors that no module of torch's owns, more inputs
+                return None
+            pixels = torch.zeros(2, *self._image_shape, device=next(iter(tensors.values())).device)
+            with torch.no_grad():
+                self._bound(traced.graph, tensors, torch.float32, 2)(pixels, _note_shape)
+        except Exception:  # of any kind: it is somebody's own code that is read here, and works as it is
+            return None
+        return self._fold(traced)
+
+    def _fold(self, traced: fx.GraphModule) -> fx.Graph:
+        """The graph with one node for every chain, which is called by the name of its convolution."""
+        graph, modules = traced.graph, dict(traced.named_modules())
+        for node in list(graph.nodes):
+            convolution = modules.get(str(node.target)) if node.op == "call_module" else None
+            if not isinstance(convolution, nn.Conv2d) or not _is_plain(convolution) or len(node.args) != 1:
+                continue
+            name, norm, end, other = str(node.target), None, node, None
+            if name in self._chains or any(each.target == node.target for each in graph.nodes if each is not node):
+                continue  # used twice
+            following = _only_user(end)
+            if following is not None and isinstance(modules.get(str(following.target)), nn.BatchNorm2d):
+                norm, end = str(following.target), following
+                following = _only_user(end)
+            if following is not None and _is(following, _ADD) and (other := _other_operand(following, end)) is not None:
+                end = following
+                following = _only_user(end)
+            is_rectified = following is not None and (
+                _is(following, _RELU) or isinstance(modules.get(str(following.target)), nn.ReLU)
+            )
+            if is_rectified:
+                assert following is not None
+                end = following
+            self._chains[name] = _Chain(name, norm, is_rectified, False, (_shape(node.args[0]) or ())[1:])
+            with graph.inserting_before(end):
+                operands = (node.args[0],) if other is None else (node.args[0], other)
+                folded = graph.call_module(name, operands)
+            folded.meta = dict(end.meta)
+            end.replace_all_uses_with(folded)
+        graph.eliminate_dead_code()
+        graph.lint()
+        self._mark_last(graph)
+        return graph
+
+    def _mark_last(self, graph: fx.Graph) -> None:
+        feeds_convolution: set[fx.Node] = set()
+        for node in reversed(graph.nodes):
+            if any(user in feeds_convolution or str(user.target) in self._chains for user in node.users):
+                feeds_convolution.add(node)
+            elif str(node.target) in self._chains:
+                name = str(node.target)
+                self._chains[name] = replace(self._chains[name], is_last=True)
+
+    def _convolution(
+        self, chain: _Chain, tensors: Mapping[str, Tensor], precision: torch.dtype, batch_size: int
+    ) -> _Convolution:
+        convolution = self._skeleton.get_submodule(chain.convolution)
+        assert isinstance(convolution, nn.Conv2d)
+        own = _part(tensors, chain.convolution)
+        weight, bias = own["weight"], own.get("bias")
+        if chain.norm is not None:
+            norm, statistics = self._skeleton.get_submodule(chain.norm), _part(tensors, chain.norm)
+            assert isinstance(norm, nn.BatchNorm2d)
+            scale = torch.rsqrt(statistics["running_var"] + norm.eps) * statistics.get("weight", 1.0)
+            shift = statistics.get("bias", 0.0) - statistics["running_mean"] * scale
+            bias = shift if bias is None else bias * scale + shift
+            weight = weight * scale.reshape(-1, 1, 1, 1)
+        size = (batch_size, *chain.input_shape)
+        return _Convolution(
+            convolution, chain, weight.to(precision), None if bias is None else bias.to(precision), size
+        )
+
+
+class _Program:
+    """Runs a graph with these modules, and keeps each result for as long as it is needed.
+
+    Not an ``fx.GraphModule``: that is a cycle of references, whose tensors stay until somebody collects garbage.
+    """
+
+    def __init__(self, graph: fx.Graph, modules: Mapping[str, Callable[..., Any]]) -> None:
+        self._nodes = tuple(graph.nodes)
+        self._modules = modules
+        self._dead_after: dict[fx.Node, list[fx.Node]] = {node: [] for node in self._nodes}
+        seen: set[fx.Node] = set()
+        for node in reversed(self._nodes):
+            for each in {node, *node.all_input_nodes} - seen:
+                self._dead_after[node].append(each)
+                seen.add(each)
+
+    def __call__(self, pixels: Tensor, note: Callable[[fx.Node, Any], None] = lambda *_: None) -> Tensor:
+        values: dict[fx.Node, Any] = {}
+        for node in self._nodes:
+            arguments = fx.node.map_arg(node.args, values.__getitem__)
+            options = fx.node.map_arg(node.kwargs, values.__getitem__)
+            match node.op:
+                case "placeholder":
+                    result = pixels
+                case "call_module":
+                    result = self._modules[node.target](*arguments, **options)
+                case "call_method":
+                    result = getattr(arguments[0], node.target)(*arguments[1:], **options)
+                case "call_function":
+                    result = node.target(*arguments, **options)
+                case _:  # output
+                    return arguments[0].float()  # type: ignore[no-any-return]
+            values[node] = result
+            note(node, result)
+            for each in self._dead_after[node]:
+                del values[each]
+        raise ValueError("a model without output")
+
+
+class _Convolution:
+    """relu(convolution(x) + other), the last two if the chain has them."""
+
+    def __init__(
+        self, like: nn.Conv2d, chain: _Chain, weight: Tensor, bias: Tensor | None, size: tuple[int, ...]
+    ) -> None:
+        self._geometry = (like.padding, like.stride, like.dilation, like.groups)
+        self._chain = chain
+        self._is_fused = weight.device.type == "cpu" and _HAS_FUSED
+        if self._is_fused:
+            weight = torch.ops.mkldnn._reorder_convolution_weight(weight, *self._geometry, size)
+        else:
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        x = x.to(self._weight.dtype, memory_format=torch.channels_last)
+        out = self._fused(x, other) if self._is_fused else self._plain(x, other)
+        return out.float() if self._chain.is_last else out
+
+    def _fused(self, x: Tensor, other: Tensor | None) -> Tensor:
+        relu = "relu" if self._chain.is_rectified else None
+        operands = (self._weight, self._bias, *self._geometry)
+        if other is None:
+            fused: Tensor = torch.ops.mkldnn._convolution_pointwise(x, *operands, relu or "none", [], "")
+            return fused
+        other = other.to(x.dtype, memory_format=torch.channels_last)
+        summed: Tensor = torch.ops.mkldnn._convolution_pointwise.binary(
+            x, other, *operands, "add", None, relu, [], None
+        )
+        return summed
+
+    def _plain(self, x: Tensor, other: Tensor | None) -> Tensor:
+        padding, stride, dilation, groups = self._geometry
+        out = F.conv2d(x, self._weight, self._bias, stride, padding, dilation, groups)
+        if other is not None:
+            out = out.add_(other)
+        return out.relu_() if self._chain.is_rectified else out
+
+
+def _in_float32(module: nn.Module, tensors: dict[str, Tensor]) -> Callable[..., Any]:
+    """Any other module, with these tensors in place of its own."""
+    if not tensors:
+        return module
+
+    def call(*inputs: Any, **options: Any) -> Any:
+        inputs = tuple(each.float() if isinstance(each, Tensor) else each for each in inputs)
+        return torch.func.functional_call(module, tensors, inputs, options)
+
+    return call
+
+
+#: oneDNN's, as torch's own compiler uses them.
+_HAS_FUSED = torch.backends.mkldnn.is_available() and all(  # type: ignore[no-untyped-call]
+    hasattr(torch.ops.mkldnn, name) for name in ("_reorder_convolution_weight", "_convolution_pointwise")
+)
+
+
+def _part(tensors: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
+    prefix = f"{module}."
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _is_plain(convolution: nn.Conv2d) -> bool:
+    return convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is(node: fx.Node, functions: tuple[Any, ...]) -> bool:
+    return node.op in ("call_function", "call_method") and node.target in functions
+
+
+def _other_operand(addition: fx.Node, one: fx.Node) -> fx.Node | None:
+    """What is added to one operand, if that is all that happens and the two have one shape."""
+    if len(addition.args) != 2 or set(addition.kwargs) - {"inplace"}:
+        return None
+    others = [each for each in addition.args if each is not one]
+    if len(others) != 1 or not isinstance(others[0], fx.Node) or _shape(others[0]) != _shape(one):
+        return None
+    return others[0]
+
+
+def _note_shape(node: fx.Node, result: Any) -> None:
+    node.meta["shape"] = tuple(result.shape) if isinstance(result, Tensor) else None
+
+
+def _shape(node: Any) -> tuple[int, ...] | None:
+    shape: tuple[int, ...] | None = node.meta["shape"] if isinstance(node, fx.Node) else None
+    return shape
