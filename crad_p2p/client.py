@@ -25,7 +25,7 @@ from crad_p2p.data.partition import Split
 from crad_p2p.distillation import EpochLog, Targets, train_epoch
 from crad_p2p.errors import DivergedError
 from crad_p2p.federation import Federation
-from crad_p2p.frozen import Forward, Frozen
+from crad_p2p.frozen import Forward, frozen
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.sgd import Sgd
@@ -109,7 +109,11 @@ class Client:
         self._epoch: LocalEpoch | None = None
         self._posteriors: PosteriorStore | None = None
         self._teachers: dict[int, Manifest] = {}
-        self._architectures: dict[str, Frozen] = {}
+        channels, height, width = self._image_shape
+        # Now, while nothing else is computed in this process.
+        self._architectures = {
+            peer.arch: frozen(peer.arch, self.classes, (channels, height, width)) for peer in federation.peers
+        }
         self.model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0], device=device)
         self._optimizer = Sgd(
             dict(self.model.named_parameters()),
@@ -327,9 +331,6 @@ class Client:
     def _frozen(self, arch: str, snapshot: bytes, precision: torch.dtype) -> Forward:
         tensors = weights.decode(snapshot)
         weights.check_values(tensors)
-        if arch not in self._architectures:
-            skeleton = build_model(arch, classes=self.classes, channels=self._image_shape[0], device="meta")
-            self._architectures[arch] = Frozen(skeleton, self._image_shape)
         on_device = {name: value.to(self.device) for name, value in tensors.items()}
         try:
             return self._architectures[arch].bind(on_device, precision, inference_batch(self._train.images))

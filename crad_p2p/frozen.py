@@ -13,6 +13,8 @@ A model that cannot be read so computes as it is.
 
 from __future__ import annotations
 
+import copy
+import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from crad_p2p.architectures import build_model
 from crad_p2p.weights import as_function
 
 #: Pixels float32 [B, C, H, W] to logits float32 [B, classes].
@@ -47,17 +50,16 @@ class Frozen:
     """An architecture, ready to be bound to tensors."""
 
     def __init__(self, skeleton: nn.Module, image_shape: Sequence[int]) -> None:
-        """
+        """Read it. No other thread may run a module meanwhile: torch.fx replaces what calling one does.
+
         Args:
             skeleton: a module of the architecture, its own tensors never used (device ``meta``).
             image_shape: channels, height and width.
         """
         self._skeleton = skeleton.eval()
-        self._image_shape = tuple(image_shape)
         self._layout = {name: value.shape for name, value in skeleton.state_dict().items()}
         self._chains: dict[str, _Chain] = {}
-        self._graph: fx.Graph | None = None
-        self._is_read = False
+        self._graph = self._read(image_shape)
 
     def bind(
         self, tensors: Mapping[str, Tensor], precision: torch.dtype = torch.float32, batch_size: int = 32
@@ -74,11 +76,8 @@ class Frozen:
         """
         if {name: value.shape for name, value in tensors.items()} != self._layout:
             raise RuntimeError("names and shapes are not those of the architecture")
-        if not self._is_read:
-            self._graph = self._read(tensors)
-            self._is_read = True
         if self._graph is None:
-            return as_function(self._skeleton, dict(tensors))
+            return as_function(copy.deepcopy(self._skeleton), dict(tensors))
         return self._bound(self._graph, tensors, precision, batch_size)
 
     def _bound(
@@ -92,16 +91,18 @@ class Frozen:
                 modules[name] = _in_float32(self._skeleton.get_submodule(name), _part(tensors, name))
         return _Program(graph, modules)
 
-    def _read(self, tensors: Mapping[str, Tensor]) -> fx.Graph | None:
+    def _read(self, image_shape: Sequence[int]) -> fx.Graph | None:
         """The folded graph; None if the model cannot be read as one."""
         try:
             traced = fx.symbolic_trace(self._skeleton)
             kinds = Counter(node.op for node in traced.graph.nodes)
             if kinds["get_attr"] or kinds["placeholder"] != 1:  # tensors that no module of torch's owns, more inputs
                 return None
-            pixels = torch.zeros(2, *self._image_shape, device=next(iter(tensors.values())).device)
+            tensors = {
+                name: torch.zeros_like(value, device="cpu") for name, value in self._skeleton.state_dict().items()
+            }
             with torch.no_grad():
-                self._bound(traced.graph, tensors, torch.float32, 2)(pixels, _note_shape)
+                self._bound(traced.graph, tensors, torch.float32, 2)(torch.zeros(2, *image_shape), _note_shape)
         except Exception:  # of any kind: it is somebody's own code that is read here, and works as it is
             return None
         return self._fold(traced)
@@ -167,6 +168,12 @@ class Frozen:
         return _Convolution(
             convolution, chain, weight.to(precision), None if bias is None else bias.to(precision), size
         )
+
+
+@functools.cache
+def frozen(arch: str, classes: int, image_shape: tuple[int, int, int]) -> Frozen:
+    """The architecture of an id, read once in a process; see :class:`Frozen` for when."""
+    return Frozen(build_model(arch, classes=classes, channels=image_shape[0], device="meta"), image_shape)
 
 
 class _Program:
@@ -252,10 +259,11 @@ def _in_float32(module: nn.Module, tensors: dict[str, Tensor]) -> Callable[..., 
     """Any other module, with these tensors in place of its own."""
     if not tensors:
         return module
+    own = copy.deepcopy(module)  # of meta tensors; others may compute with the same architecture at the same time
+    own.load_state_dict(tensors, assign=True)
 
     def call(*inputs: Any, **options: Any) -> Any:
-        inputs = tuple(each.float() if isinstance(each, Tensor) else each for each in inputs)
-        return torch.func.functional_call(module, tensors, inputs, options)
+        return own(*(each.float() if isinstance(each, Tensor) else each for each in inputs), **options)
 
     return call
 

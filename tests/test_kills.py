@@ -32,6 +32,7 @@ from rich.console import Console
 
 import peer.store
 from crad_p2p.data.datasets import load_dataset
+from crad_p2p.device import resolve_precision
 from crad_p2p.errors import ExitCode
 from crad_p2p.failpoints import LEARNER_POINTS, SERVICE_POINTS
 from crad_p2p.federation import Federation, load_federation
@@ -45,6 +46,8 @@ from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.recorder import replay
 from peer.store import Store
 from peer.tls import Tls
+
+CPU = torch.device("cpu")
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 4
@@ -85,7 +88,7 @@ class Undisturbed:
 def simulated(file: Path) -> Undisturbed:
     federation = load_federation(file)
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=file.parent)
-    summary, history = simulate(federation, dataset, device=torch.device("cpu"), threads=1)
+    summary, history = simulate(federation, dataset, device=CPU, precision=resolve_precision("auto", CPU), threads=1)
     return Undisturbed({result.id: result for result in summary.peers}, history)
 
 

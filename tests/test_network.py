@@ -38,6 +38,7 @@ from wire import (
 
 import peer.status
 from crad_p2p.data.datasets import load_dataset
+from crad_p2p.device import resolve_precision
 from crad_p2p.errors import ExitCode
 from crad_p2p.federation import load_federation
 from crad_p2p.simulation import simulate
@@ -50,6 +51,8 @@ from peer.intake import CHUNK_BYTES, Intake, document_digest
 from peer.link import Link
 from peer.status import Status
 from peer.store import Store
+
+CPU = torch.device("cpu")
 
 #: Seconds until a silent cut is noticed, as configured, and at most, on a machine that has other work too.
 NOTICED = (dict(CLIENT_OPTIONS)["grpc.keepalive_time_ms"] + dict(CLIENT_OPTIONS)["grpc.http2.ping_timeout_ms"]) / 1000
@@ -347,7 +350,7 @@ async def test_real_peers_cut_off_in_mid_run_finish_with_the_bytes_of_an_undistu
     assert [each.process.returncode for each in peers] == [ExitCode.COMPLETE] * 3, [each.output for each in peers]
     federation = load_federation(tmp_path / "0/peers.yaml")
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=tmp_path)
-    _, expected = simulate(federation, dataset, device=torch.device("cpu"), threads=1)
+    _, expected = simulate(federation, dataset, device=CPU, precision=resolve_precision("auto", CPU), threads=1)
     for i, each in enumerate(peers):
         digests = [record.snapshot_sha256 for record in expected if record.peer == i]
         assert [record.snapshot_sha256 for record in each.history()] == digests

@@ -32,6 +32,7 @@ from processes import (
 import peer.node
 from crad_p2p import __version__
 from crad_p2p.data.datasets import load_dataset
+from crad_p2p.device import resolve_precision
 from crad_p2p.errors import ExitCode, IncompleteError
 from crad_p2p.federation import Federation, load_federation
 from crad_p2p.results import PeerResult
@@ -39,6 +40,8 @@ from crad_p2p.simulation import simulate
 from peer.host import Host
 from peer.node import Node
 from peer.store import Store
+
+CPU = torch.device("cpu")
 
 ROUNDS = 80
 
@@ -246,7 +249,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = federation_file(tmp_path_factory.mktemp("reference"), rounds=ROUNDS)
     federation: Federation = load_federation(path)
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=path.parent)
-    _, history = simulate(federation, dataset, device=torch.device("cpu"), threads=1)
+    _, history = simulate(federation, dataset, device=CPU, precision=resolve_precision("auto", CPU), threads=1)
     assert len({record.snapshot_sha256 for record in history}) == ROUNDS
     return [record.snapshot_sha256 for record in history]
 
@@ -392,7 +395,7 @@ def test_rounds_that_diverge_are_redone_and_give_the_bytes_of_the_simulation(
     os.kill(running[0].learner(), signal.SIGKILL)
     federation = load_federation(path)
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=tmp_path)
-    _, simulated = simulate(federation, dataset, device=torch.device("cpu"), threads=1)
+    _, simulated = simulate(federation, dataset, device=CPU, precision=resolve_precision("auto", CPU), threads=1)
     for i, each in enumerate(running):
         assert each.ended() == ExitCode.COMPLETE, each.output
         expected = [(r.round, r.redone, r.snapshot_sha256, r.train_loss) for r in simulated if r.peer == i]

@@ -301,6 +301,7 @@ def learner(folder: Path, *options: str) -> tuple[Learner, io.StringIO]:
         download=False,
         scratch=folder / "scratch",
         device="cpu",
+        precision="auto",
         count_key=folder / options[0] if options else None,
     )
     return Learner(load_federation(arguments.peers), arguments, events), events

@@ -347,7 +347,19 @@ def test_the_learner_goes_back_to_the_folder_it_is_given(tmp_path: Path) -> None
         folder.mkdir()
     arguments = ["--id", "5", "--peers", str(path), "--scratch", str(tmp_path / "scratch")]
     learner = subprocess.Popen(
-        [sys.executable, "-P", "-m", "crad_p2p.learner", *arguments, "--device", "cpu", "--threads", "1"],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "crad_p2p.learner",
+            *arguments,
+            "--device",
+            "cpu",
+            "--precision",
+            "auto",
+            "--threads",
+            "1",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -199,7 +199,7 @@ def test_no_gradients_and_a_bounded_forward_pass(tmp_path: Path) -> None:
     assert [count for count, _ in seen] == [20]
 
 
-@pytest.mark.parametrize(("size", "expected"), [(32, 64), (28, 83), (8, 1024), (224, 1), (1000, 1)])
+@pytest.mark.parametrize(("size", "expected"), [(32, 32), (28, 41), (8, 512), (224, 1), (1000, 1)])
 def test_the_default_forward_pass_holds_a_fixed_number_of_pixels(size: int, expected: int) -> None:
     assert inference_batch(torch.empty(1, 3, size, size, device="meta")) == expected
 
