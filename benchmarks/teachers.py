@@ -29,7 +29,7 @@ from crad_p2p.device import resolve_precision
 from crad_p2p.frozen import frozen
 from crad_p2p.sgd import Sgd
 from crad_p2p.statistics import measure
-from crad_p2p.teachers import PosteriorStore, inference_batch, posterior_of_logits
+from crad_p2p.teachers import PosteriorStore, inference_batch
 
 CPU = torch.device("cpu")
 POOL = ("resnet18", "resnet18-half", "cnn6")
@@ -51,7 +51,9 @@ def main() -> None:
     images, labels = load(arguments.data)
     states = teachers(arguments.cache / (arguments.data.stem if arguments.data else "digits"), images, labels)
     epoch = epoch_of(images[-arguments.images :], labels[-arguments.images :])
-    held_out = epoch_of(images[-2 * arguments.images : -arguments.images], labels[-2 * arguments.images : -arguments.images])
+    held_out = epoch_of(
+        images[-2 * arguments.images : -arguments.images], labels[-2 * arguments.images : -arguments.images]
+    )
     statistics = [measure(frozen(arch, CLASSES, SHAPE).bind(state), held_out, CLASSES) for arch, state in states]
     counts, hits = (torch.tensor([getattr(each, name) for each in statistics]) for name in ("counts", "hits"))
     figures = {}
