@@ -191,7 +191,7 @@ def trained(arch: str, seed: int, epoch: LocalEpoch) -> State:
     model = build_model(arch, classes=CLASSES, channels=3)
     initialise(model, seed)
     optimizer = Sgd(dict(model.named_parameters()), 0.02, momentum=0.9, weight_decay=5e-4)
-    for _ in range(3):
+    for _ in range(2):
         for batch in epoch.batches:
             loss = nn.functional.cross_entropy(model.train()(epoch.pixels(batch)), epoch.labels[batch])
             model.zero_grad()
