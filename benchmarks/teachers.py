@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +62,9 @@ def main() -> None:
         precision = resolve_precision(name, CPU)
         ratios, literal, streamed = [], [], []
         for _ in range(arguments.runs):
-            seconds, expected = timed(lambda: literal_loop(states, epoch))
+            seconds, expected = timed(partial(literal_loop, states, epoch))
             literal.append(seconds)
-            seconds, found = timed(lambda: teacher_pass(states, epoch, precision))
+            seconds, found = timed(partial(teacher_pass, states, epoch, precision))
             streamed.append(seconds)
             ratios.append(literal[-1] / streamed[-1])
         before, after = (aggregate(each, counts, hits).target for each in (expected, found))
@@ -71,8 +72,8 @@ def main() -> None:
         off = float((before - after).abs().mean())
         share = flops(epoch) / min(streamed) / speed_of_mm(precision)
         print(
-            f"{name}: {in_words(ratios)} times faster in CPU seconds; targets: top-1 the same on {100 * same:.2f} %, mean "
-            f"absolute difference {off:.1e}; {100 * share:.0f} % of the speed of torch.mm"
+            f"{name}: {in_words(ratios)} times faster in CPU seconds; targets: top-1 the same on {100 * same:.2f} %, "
+            f"mean absolute difference {off:.1e}; {100 * share:.0f} % of the speed of torch.mm"
         )
         figures[name] = {
             "ratio": spread(ratios),
