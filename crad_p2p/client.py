@@ -316,6 +316,9 @@ class Client:
         hits = torch.tensor([s.hits for s in statistics])
 
         def targets(batch: slice, logits: Tensor) -> Aggregation:
+            student = None  # unless it is needed: a GPU would be waited for
+            if method.empty_class == "student":
+                student = posterior_of_logits(logits.detach(), method.temperature).cpu()
             return aggregate(
                 posteriors.batch(teachers, batch),
                 counts,
@@ -323,7 +326,7 @@ class Client:
                 rule=method.name,
                 min_support=method.min_support,
                 empty_class=method.empty_class,
-                student=posterior_of_logits(logits.detach(), method.temperature).cpu(),
+                student=student,
             )
 
         return targets
@@ -333,7 +336,9 @@ class Client:
         weights.check_values(tensors)
         on_device = {name: value.to(self.device) for name, value in tensors.items()}
         try:
-            return self._architectures[arch].bind(on_device, precision, inference_batch(self._train.images))
+            return self._architectures[arch].bind(
+                on_device, precision, inference_batch(self._train.images, self.device)
+            )
         except RuntimeError as error:
             raise SnapshotError(f"snapshot does not fit its architecture: {error}") from None
 
@@ -346,7 +351,7 @@ class Client:
         return plain_batches(
             samples.images,
             samples.labels,
-            batch_size=inference_batch(samples.images),
+            batch_size=inference_batch(samples.images, self.device),
             mean=self._mean,
             std=self._std,
             device=self.device,

@@ -65,7 +65,9 @@ def train_epoch(
     """One pass over the local epoch, one optimiser step a batch."""
     model.train()
     samples = 0
-    sums = torch.zeros(4, dtype=torch.float64)  # loss, mass, collapsed, top-1
+    sums = torch.zeros(3, dtype=torch.float64)  # mass, collapsed, top-1
+    losses: list[tuple[Tensor, int]] = []  # read at the end: reading one waits for the device
+    labels_on_cpu = epoch.labels.cpu()
     with_targets = False
     for index, batch in enumerate(epoch.batches):
         labels = epoch.labels[batch]
@@ -79,18 +81,19 @@ def train_epoch(
             loss = distillation_loss(
                 logits, labels, target, temperature=method.temperature, weight=method.distillation_weight
             )
-            hit = aggregation.target.argmax(-1) == labels.to(aggregation.target.device)
-            sums[1:] += torch.stack([aggregation.mass, aggregation.mass < 0.5, hit]).double().sum(-1).cpu()
+            hit = aggregation.target.argmax(-1) == labels_on_cpu[batch]
+            sums += torch.stack([aggregation.mass, aggregation.mass < 0.5, hit]).double().sum(-1)
         model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         optimizer.step()
         samples += len(labels)
-        sums[0] += loss.detach().cpu().double() * len(labels)
+        losses.append((loss.detach(), len(labels)))
         progress(index + 1, len(epoch.batches))
     if not samples:
         return EpochLog()
-    loss_mean, mass, collapsed, top1 = (sums / samples).tolist()
+    loss_mean = sum(float(loss) * count for loss, count in losses) / samples
+    mass, collapsed, top1 = (sums / samples).tolist()
     if not with_targets:
         return EpochLog(samples, loss_mean)
     return EpochLog(samples, loss_mean, mass, collapsed, top1)

@@ -22,8 +22,10 @@ from crad_p2p.snapshot import SnapshotError
 #: Called with (steps done, steps in all).
 Progress = Callable[[int, int], None]
 
-#: Pixels of one forward pass without gradients: 32 images of 32x32. Less wastes calls, more leaves the cache.
-_INFERENCE_PIXELS = 32 * 32 * 32
+#: Pixels of one forward pass without gradients: 32 images of 32x32 on a CPU, where more leaves the cache, and a
+#: thousand on anything else, which less does not fill.
+_INFERENCE_PIXELS = {"cpu": 32 * 32 * 32}
+_INFERENCE_PIXELS_ELSEWHERE = 1024 * 32 * 32
 
 
 class PosteriorStore:
@@ -62,7 +64,7 @@ class PosteriorStore:
             SnapshotError: the teacher's word on some sample is not finite; learning from it would spoil the student.
         """
         count = len(self._epoch.labels)
-        step = batch_size or inference_batch(self._epoch.images)
+        step = batch_size or inference_batch(self._epoch.images, self._epoch.images.device)
         path = self._folder / f"{peer}.f32"
         self._maps.pop(peer, None)  # of an earlier run, whose file is overwritten
         with path.open("wb") as file:
@@ -87,9 +89,10 @@ class PosteriorStore:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def inference_batch(images: Tensor | np.ndarray) -> int:
-    """Samples of one forward pass without gradients, for images [n, C, H, W]."""
-    return max(1, _INFERENCE_PIXELS // (images.shape[2] * images.shape[3]))
+def inference_batch(images: Tensor | np.ndarray, device: torch.device) -> int:
+    """Samples of one forward pass without gradients, for images [n, C, H, W] and a model on this device."""
+    pixels = _INFERENCE_PIXELS.get(device.type, _INFERENCE_PIXELS_ELSEWHERE)
+    return max(1, pixels // (images.shape[2] * images.shape[3]))
 
 
 def posterior_of_logits(logits: Tensor, temperature: float) -> Tensor:

@@ -199,9 +199,12 @@ def test_no_gradients_and_a_bounded_forward_pass(tmp_path: Path) -> None:
     assert [count for count, _ in seen] == [20]
 
 
-@pytest.mark.parametrize(("size", "expected"), [(32, 32), (28, 41), (8, 512), (224, 1), (1000, 1)])
-def test_the_default_forward_pass_holds_a_fixed_number_of_pixels(size: int, expected: int) -> None:
-    assert inference_batch(torch.empty(1, 3, size, size, device="meta")) == expected
+@pytest.mark.parametrize(
+    ("device", "size", "expected"),
+    [("cpu", 32, 32), ("cpu", 28, 41), ("cpu", 8, 512), ("cpu", 224, 1), ("cpu", 1000, 1), ("cuda", 224, 20)],
+)
+def test_the_default_forward_pass_holds_a_fixed_number_of_pixels(device: str, size: int, expected: int) -> None:
+    assert inference_batch(torch.empty(1, 3, size, size, device="meta"), torch.device(device)) == expected
 
 
 def test_a_teacher_may_run_again_and_a_new_round_starts_empty(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What benchmarks need to run a mesh of real processes and to look at them: rounds, CPU seconds and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+CORES = len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def mesh(out: Path, options: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """``crad-mesh up`` with these options and one thread a learner; stopped at the end, if it still runs."""
+    command = [sys.executable, "-P", "-m", "launch", "up", "--out", str(out), "--threads", "1", "--no-alone", *options]
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "output.txt").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def check(process: subprocess.Popen[bytes], out: Path) -> None:
+    """End the benchmark with the mesh's own words, if it has failed."""
+    if process.poll():
+        sys.exit((out / "output.txt").read_text(errors="replace"))
+
+
+def rounds(out: Path, count: int) -> list[int]:
+    """The last committed round of each peer; -1 before the first."""
+    found = []
+    for peer in range(count):
+        folder = out / "peers" / str(peer) / "rounds"
+        with contextlib.suppress(FileNotFoundError):
+            found.append(max((int(each.name) for each in folder.iterdir() if each.name.isdigit()), default=-1))
+    return found if len(found) == count else [-1]
+
+
+def pids(out: Path, count: int, role: str) -> list[int]:
+    """Of every peer's ``service`` or ``learner``."""
+    return [int((out / "peers" / str(peer) / f"{role}.pid").read_text()) for peer in range(count)]
+
+
+def cpu_seconds(processes: Sequence[int]) -> float:
+    """User and system time that these have used so far."""
+    total = 0
+    for pid in processes:
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICKS
+
+
+def memory_mb(pid: int, name: str = "VmRSS") -> float:
+    """A line of /proc/PID/status, in megabytes of 10^6 bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc", str(pid), "status").read_text(), re.MULTILINE)
+    assert found is not None, name
+    return int(found[1]) * 1024 / 1e6
