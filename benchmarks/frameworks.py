@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ class Benchmark:
         """Those that can be run here."""
         hook = (("PYTHONPATH", os.pathsep.join([str(HERE / "frameworks" / "without_teachers"), str(HERE.parent)])),)
         found = [
-            Candidate("crad-p2p, models exchanged", self._mesh("crad"), self._summary, committed, hook),
-            Candidate("crad-p2p, with teachers", self._mesh("crad"), self._summary, committed),
+            Candidate("crad-p2p, models exchanged", self._mesh, partial(self._summary, False), committed, hook),
+            Candidate("crad-p2p, with teachers", self._mesh, partial(self._summary, True), committed),
         ]
         for name, python, script, more in (
             ("Flower", flower, "with_flower.py", ()),
@@ -238,14 +239,13 @@ class Benchmark:
         folder.mkdir()
         return folder
 
-    def _federation(self, method: str) -> Federation:
+    def _federation(self) -> Federation:
         addresses = free_addresses(setting.PEERS)
         return build_federation(
             {
                 "federation": "frameworks",
                 "rounds": self.rounds,
                 "data": {"dataset": "digits", "augmentation": "none", "partition": {"alpha": 1.0}},
-                "method": {"name": method},
                 "training": {
                     "batch_size": setting.BATCH,
                     "learning_rate": setting.LEARNING_RATE,
@@ -261,7 +261,7 @@ class Benchmark:
 
     def _write_shards(self) -> int:
         """The peers' own shards as files for the others; the number of all training images."""
-        federation = self._federation("local")
+        federation = self._federation()
         dataset = load_dataset(federation.data, seed=federation.seed, data_dir=self._folder)
         splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
         self._shards.mkdir()
@@ -272,14 +272,11 @@ class Benchmark:
             np.savez(self._shards / f"{peer}.npz", **arrays)
         return sum(len(split.train) for split in splits.values())
 
-    def _mesh(self, method: str) -> Callable[[Path], list[str]]:
-        def command(folder: Path) -> list[str]:
-            peers = folder / "peers.yaml"
-            peers.write_text(yaml.safe_dump(self._federation(method).model_dump(mode="json")))
-            options = ["--peers", str(peers), "--out", str(folder / "run"), "--threads", "1", "--device", "cpu"]
-            return [sys.executable, "-m", "launch", "up", *options]
-
-        return command
+    def _mesh(self, folder: Path) -> list[str]:
+        peers = folder / "peers.yaml"
+        peers.write_text(yaml.safe_dump(self._federation().model_dump(mode="json")))
+        options = ["--peers", str(peers), "--out", str(folder / "run"), "--threads", "1", "--device", "cpu"]
+        return [sys.executable, "-m", "launch", "up", *options]
 
     def _foreign(self, python: Path, script: str, more: Sequence[str]) -> Callable[[Path], list[str]]:
         def command(folder: Path) -> list[str]:
@@ -288,7 +285,13 @@ class Benchmark:
 
         return command
 
-    def _summary(self, folder: Path) -> dict[str, Any]:
+    def _summary(self, distils: bool, folder: Path) -> dict[str, Any]:
+        lines = (folder / "run" / "history.jsonl").read_text().splitlines()
+        taught = {record["target_mass"] is not None for record in map(json.loads, lines) if record["round"]}
+        if taught != {distils}:
+            raise RuntimeError(
+                f"its peers should {'' if distils else 'not '}have distilled in all rounds: it is broken"
+            )
         summary = Summary.read(folder / "run" / "summary.json")
         return {"model_bytes_per_round": sum(peer.bytes["received"] for peer in summary.peers) / self.rounds}
 
