@@ -106,6 +106,7 @@ class Client:
         self._noised_counts: tuple[int, ...] | None = None  # of the whole run, once they are known
         self._progress = progress
         self._warn = warn
+        self._open = 0  # the number of the open round
         self._epoch: LocalEpoch | None = None
         self._posteriors: PosteriorStore | None = None
         self._teachers: dict[int, Manifest] = {}
@@ -164,9 +165,18 @@ class Client:
             self._noised_counts = tuple(counts)
         self.round = round_number
 
-    def open_round(self) -> None:
-        """Draw order and augmentation of the next round's local epoch, and make room for its teachers."""
-        number = self.round + 1
+    @property
+    def next_round(self) -> int:
+        """The round that is open or, if none is, the one after the last."""
+        return self.round + 1 if self._epoch is None else self._open
+
+    def open_round(self, number: int | None = None) -> None:
+        """Draw order and augmentation of a round's local epoch, and make room for its teachers.
+
+        Args:
+            number: of the round, by default the one after the last; later, where this client had no part in some.
+        """
+        number = self._open = self.round + 1 if number is None else number
         self._epoch = draw_epoch(
             self._train.images,
             self._train.labels,
@@ -220,11 +230,11 @@ class Client:
             if reason is None:
                 posteriors.close()
                 self._epoch = self._posteriors = None
-                self.round += 1
+                self.round = self._open
                 return log
             if attempt < MAX_REDONE:
                 self._warn(
-                    f"round {self.round + 1}: training diverged ({reason}); redone from round {self.round} at "
+                    f"round {self._open}: training diverged ({reason}); redone from round {self.round} at "
                     f"learning rate {self._learning_rate(attempt + 1):g}, attempt {attempt + 1} of {MAX_REDONE}"
                 )
             self.restore(self.round, *last_good())
@@ -301,7 +311,7 @@ class Client:
     def _diverged(self, reason: str | None) -> DivergedError:
         rates = ", ".join(f"{self._learning_rate(attempt):g}" for attempt in range(MAX_REDONE + 1))
         return DivergedError(
-            f"peer {self.id}: training of round {self.round + 1} diverged at each of the learning rates {rates} (the "
+            f"peer {self.id}: training of round {self._open} diverged at each of the learning rates {rates} (the "
             f"last time: {reason}); nothing after round {self.round} was published. Starting again would end the "
             f"same way: start a new run with a training.learning_rate below "
             f"{self.federation.training.learning_rate:g} in the federation file of every peer"

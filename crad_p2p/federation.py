@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.foreign import printable
+from crad_p2p.participation import Part, Schedule, drawn_schedule
 
 #: The paper's pool: peer ``i`` has architecture ``POOL[i mod 3]`` unless its entry says otherwise.
 POOL = ("resnet18", "resnet18-half", "cnn6")
@@ -205,6 +206,7 @@ class Federation(_Model):
     federation: str = Field(pattern=FEDERATION_NAME)
     seed: int = Field(1024, ge=0, lt=2**63)
     rounds: int = Field(300, ge=1)
+    participation: int | None = Field(None, description="peers that take part in a round, drawn anew each; all if None")
     data: DataSettings = DataSettings()
     method: MethodSettings = MethodSettings()
     training: TrainingSettings = TrainingSettings()
@@ -235,6 +237,25 @@ class Federation(_Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _participation_fits(self) -> Federation:
+        size, active = len(self.peers), self.participation
+        if active is None:
+            return self
+        if size < 2:
+            raise ValueError(f"participation: {active} of one peer; with less than two peers leave it out")
+        if not 2 <= active <= size:
+            raise ValueError(
+                f"participation: {active} of {size} peers a round; it must be from 2, so that somebody teaches, to "
+                f"{size}: change it, or leave it out for all peers in every round"
+            )
+        if self.barrier.policy == "quorum":
+            raise ValueError(
+                f"participation: {active} with barrier.policy quorum; the active peers of a round wait for one "
+                f"another: leave out one of the two"
+            )
+        return self
+
     @property
     def ids(self) -> tuple[int, ...]:
         """All peer ids, ascending: the order in which teachers are summed."""
@@ -258,14 +279,51 @@ class Federation(_Model):
         )
 
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
-        """The peers whose snapshots of the round before teach ``peer_id`` in this round, ascending."""
-        if self.method.name == "local" or round_number <= self.method.warmup_rounds:
+        """The peers whose newest snapshots teach ``peer_id`` in this round, ascending; none if it has no part in it."""
+        active = self.active(round_number)
+        if self.method.name == "local" or round_number <= self.method.warmup_rounds or peer_id not in active:
             return ()
-        return tuple(other for other in self.ids if other != peer_id)
+        return tuple(other for other in active if other != peer_id)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Who takes part in which round; None if always everybody does."""
+        active = self.participation
+        return None if active is None else drawn_schedule(self.ids, self.rounds, self.seed, active)
+
+    def part_of(self, peer_id: int) -> Part | None:
+        """The schedule as one peer sees it; None if always everybody takes part."""
+        found = self.schedule
+        return None if found is None else Part(found, peer_id)
+
+    def active(self, round_number: int) -> tuple[int, ...]:
+        """The peers that publish this round, ascending."""
+        found = self.schedule
+        return self.ids if found is None else found.active(round_number)
+
+    def version(self, peer_id: int, round_number: int) -> int:
+        """The round of a peer's newest snapshot once all rounds up to this one are over."""
+        found = self.schedule
+        return round_number if found is None else found.version(peer_id, round_number)
+
+    def done_through(self, peer_id: int, last: int) -> int:
+        """The last round of which nothing more is to come from a peer that has published ``last``."""
+        found = self.schedule
+        if found is None or last < 0:
+            return last
+        following = found.following(peer_id, last)
+        return self.rounds if following is None else following - 1
 
     def evaluates_after(self, round_number: int) -> bool:
         """Whether the global test set is due: every ``evaluate_every`` rounds, and after the last."""
         return round_number > 0 and (round_number % self.training.evaluate_every == 0 or round_number == self.rounds)
+
+    def as_tree(self) -> dict[str, Any]:
+        """Plain values, as in the file. What came later is left out where it is not used: so is its name."""
+        tree = self.model_dump(mode="json")
+        if self.participation is None:
+            del tree["participation"]
+        return tree
 
     def agreed(self) -> dict[str, Any]:
         """The fields that all peers must have alike, flat: ``{"method.temperature": 3.0, "peers.0.arch": …}``.
@@ -273,7 +331,7 @@ class Federation(_Model):
         Addresses are left out, since sites may see each other under different ones, and of an ``npz:`` data set only
         the file's name counts, since its folder belongs to the host.
         """
-        tree = self.model_dump(mode="json")
+        tree = self.as_tree()
         tree["peers"] = {str(entry.pop("id")): entry for entry in tree["peers"]}
         dataset = tree["data"]["dataset"]
         if dataset.startswith("npz:"):

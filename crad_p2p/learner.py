@@ -7,7 +7,7 @@ reported counts.
     command                                                       answer
     {"do": "initialise", "folder": F}                             trained
     {"do": "restore", "round": r, "folder": F, "counts": [n]}     restored
-    {"do": "open"}                                                (none)
+    {"do": "open", "round": r}                                    (none)
     {"do": "teach", "manifest": PATH, "snapshot": PATH}           taught
     {"do": "train", "teachers": [ids], "last": F, "folder": F}    trained
     {"do": "evaluate", "snapshot": PATH}                          evaluated
@@ -121,7 +121,7 @@ class Learner:
     def progress(self, phase: str, step: int, steps: int) -> None:
         """Report progress, not too often, but each new phase and its last step."""
         if phase in _MIDDLE and 2 * step >= steps:
-            fail_point(_MIDDLE[phase], self._client.round + 1)
+            fail_point(_MIDDLE[phase], self._client.next_round)
         now = time.monotonic()
         last_phase, last_time = self._last_progress
         if phase != last_phase or step == steps or now - last_time >= _PROGRESS_INTERVAL:
@@ -137,9 +137,9 @@ class Learner:
             case "restore":
                 self._restore(command["round"], Path(command["folder"]), command["counts"])
             case "open":
-                self._client.open_round()
+                self._client.open_round(command.get("round"))
                 self._teacher_seconds = 0.0
-                fail_point("opened", self._client.round + 1)
+                fail_point("opened", self._client.next_round)
             case "teach":
                 self._teach(Manifest.from_bytes(Path(command["manifest"]).read_bytes()), Path(command["snapshot"]))
             case "train":
@@ -165,7 +165,7 @@ class Learner:
         except SnapshotError as error:
             reason = str(error)
         self._teacher_seconds += time.monotonic() - start
-        fail_point("taught", self._client.round + 1)
+        fail_point("taught", self._client.next_round)
         self.emit("taught", peer=manifest.peer, round=manifest.round, usable=reason is None, reason=reason)
 
     def _finish_round(self, log: EpochLog, train_seconds: float, folder: Path) -> None:

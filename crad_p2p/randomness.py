@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # the service draws, too, and does without numpy
+    import numpy as np
 
 
 def _derive(seed: int, purpose: str, peer: int | None, round_number: int | None) -> int:
@@ -19,9 +21,16 @@ def generator(
 
     ``peer`` is None for draws that all peers share, such as the partition.
     """
+    import numpy as np
+
     return np.random.Generator(np.random.PCG64(_derive(seed, purpose, peer, round_number)))
 
 
 def torch_seed(seed: int, purpose: str, *, peer: int | None = None, round_number: int | None = None) -> int:
     """The same derivation as a 63-bit seed for a ``torch.Generator``."""
     return _derive(seed, purpose, peer, round_number) >> 65
+
+
+def drawn_number(seed: int, purpose: str, *, peer: int | None = None, round_number: int | None = None) -> int:
+    """The same derivation as one number, of 128 bits, where a generator would be used once."""
+    return _derive(seed, purpose, peer, round_number)

@@ -28,7 +28,7 @@ from crad_p2p.privacy import KEY_BYTES
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, Summary, mean, total
 from crad_p2p.snapshot import SnapshotError
 
-#: Called after every round with its number and one record a client, in id order.
+#: Called after every round with its number and one record for each client that took part, in id order.
 OnRound = Callable[[int, Sequence[RoundRecord]], None]
 
 T = TypeVar("T")
@@ -97,15 +97,17 @@ class _Simulation:
         with self._clients() as clients, self._pool() as pool:
             published = list(pool.map(self._first, clients))
             best, kept = BestRound(), published
-            for _ in range(self._federation.rounds):
-                last = published
-                steps = list(pool.map(lambda client: self._round(client, last), clients))  # noqa: B023
-                published = [step[0] for step in steps]
-                if best.offer(published[0].manifest.round, [each.manifest for each in published]):
+            for number in range(1, self._federation.rounds + 1):
+                last, active = published, self._federation.active(number)
+                taking_part = [client for client in clients if client.id in active]
+                steps = list(pool.map(lambda client: self._round(client, number, last), taking_part))  # noqa: B023
+                new = {each.manifest.peer: each for each, _ in steps}
+                published = [new.get(each.manifest.peer, each) for each in last]
+                if best.offer(number, [each.manifest for each in published]):
                     kept = published
-                records = [step[1] for step in steps]
+                records = [record for _, record in steps]
                 self._history += records
-                self._on_round(records[0].round, records)
+                self._on_round(number, records)
             evaluations = list(
                 pool.map(lambda pair: pair[0].evaluate(pair[1].snapshot), zip(clients, kept, strict=True))
             )
@@ -161,10 +163,10 @@ class _Simulation:
         client.initialise()
         return self._publish(client, ())
 
-    def _round(self, client: Client, last: Sequence[Published]) -> tuple[Published, RoundRecord]:
+    def _round(self, client: Client, number: int, last: Sequence[Published]) -> tuple[Published, RoundRecord]:
         clock = [time.monotonic()]
-        client.open_round()
-        expected = self._federation.teachers_of(client.id, client.round + 1)
+        client.open_round(number)
+        expected = self._federation.teachers_of(client.id, number)
         teachers = [each for each in last if each.manifest.peer in expected]
         quarantined = dict[int, str]()
         for teacher in teachers:
@@ -227,7 +229,7 @@ class _Simulation:
             id=client.id,
             arch=client.arch,
             train_samples=client.train_samples,
-            rounds_completed=client.round,
+            rounds_completed=self._federation.rounds,
             snapshot_sha256=last.manifest.sha256,
             global_accuracy=evaluation.global_accuracy,
             local_accuracy=evaluation.local_accuracy,

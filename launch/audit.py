@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from crad_p2p.federation import FEDERATION_NAME, digest_of
 from crad_p2p.foreign import printable
 from crad_p2p.lines import fold
 from crad_p2p.manifest import MAX_BYTES, Manifest
+from crad_p2p.participation import Schedule, drawn_schedule
 from crad_p2p.snapshot import SNAPSHOT_FILE, sha256_file
 from launch.lineage import Entry, File, Lineage, Owner, Report, Run, ancestry, audit, misfit
 from peer.certificates import ForeignIssuerError, fingerprint, name_text
@@ -35,6 +36,8 @@ from peer.signatures import Authorities, check_signature
 _OWNER: Final = "federation.json"
 #: Findings that are printed.
 _SHOWN: Final = 20
+#: Numbers that are drawn to know who took part: a damaged file must not keep an audit busy.
+_MOST_DRAWS: Final = 10_000_000
 #: Characters that a table may take where no terminal limits it.
 _WIDE: Final = 1_000
 #: Bytes of a federation.json, of a piece of evidence (with two manifests in it), and of a line of history.
@@ -62,7 +65,7 @@ def show(console: Console, directory: Path, ca: Path | None, model: str | None) 
         lineage = Lineage(reading.entries())
         report = audit(reading.run, reading.owners, lineage, reading.files)
         sha256 = None if model is None else _digest_of_model(model)
-        line = None if sha256 is None else ancestry(lineage, sha256)
+        line = None if sha256 is None else ancestry(lineage, sha256, reading.run.schedule)
     findings = [*reading.findings, *report.findings]
     _print(console, reading.run, authorities, report)
     _list(console, "finding", findings)
@@ -119,13 +122,33 @@ def _digest_of_model(model: str) -> str:
 def _run_of(state: Path) -> Run:
     agreed = _owner_document(state)[1]
     found = re.compile(r"peers\.([0-9]{1,5})\.arch")
+    architectures = {int(name[1]): str(arch) for key, arch in agreed.items() if (name := found.fullmatch(key))}
     return Run(
         digest=digest_of(agreed),
         federation=agreed["federation"],
         rounds=agreed["rounds"],
-        architectures={int(name[1]): str(arch) for key, arch in agreed.items() if (name := found.fullmatch(key))},
+        architectures=architectures,
         may_miss=agreed.get("barrier.policy") == "quorum",
+        schedule=_schedule_of(state, agreed, architectures),
     )
+
+
+def _schedule_of(state: Path, agreed: dict[str, Any], peers: Collection[int]) -> Schedule | None:
+    """Who takes part in which round, by the agreed fields; None if always everybody does.
+
+    Raises:
+        ConfigurationError: the fields cannot be those of a run.
+    """
+    active, seed, rounds = agreed.get("participation"), agreed.get("seed"), agreed["rounds"]
+    if active is None:
+        return None
+    are_numbers = isinstance(active, int) and isinstance(seed, int)
+    if not are_numbers or not 2 <= active <= len(peers) or not 0 < rounds * len(peers) <= _MOST_DRAWS:
+        raise ConfigurationError(
+            f"{state / _OWNER}: is damaged; expected a participation of 2 to {len(peers)} peers, a seed and a number "
+            f"of rounds: put back a copy"
+        )
+    return drawn_schedule(tuple(sorted(peers)), rounds, seed, active)
 
 
 def _owner_document(state: Path) -> tuple[int, dict[str, Any]]:

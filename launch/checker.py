@@ -45,9 +45,11 @@ def check(federation: Federation, stores: Mapping[int, Store], reference: Iterab
 
 def _rounds(federation: Federation, peer: int, history: list[RoundRecord]) -> Iterable[str]:
     """Every round once, in order, or skipped and said so."""
-    due = 1
+    due, schedule = 1, federation.schedule
     for record in history:
-        missing = tuple(range(due, record.round))
+        missing = tuple(
+            number for number in range(due, record.round) if schedule is None or schedule.takes_part(peer, number)
+        )
         if record.peer != peer or record.round < due or record.skipped_rounds != missing:
             yield (
                 f"peer {peer}: round {due} was due, and its history has round {record.round} of peer {record.peer}, "
@@ -56,7 +58,9 @@ def _rounds(federation: Federation, peer: int, history: list[RoundRecord]) -> It
         if missing and federation.barrier.policy == "all":
             yield f"peer {peer} skipped rounds {list(missing)} under policy all"
         due = record.round + 1
-    if due != federation.rounds + 1:
+        if schedule is not None and not schedule.takes_part(peer, record.round):
+            yield f"peer {peer} trained round {record.round}, in which it has no part"
+    if due != federation.version(peer, federation.rounds) + 1:
         yield f"peer {peer} ended after round {due - 1} of {federation.rounds}"
 
 
@@ -74,8 +78,9 @@ def _teachers(
         if named != list(expected):
             yield f"{where}: peers {list(expected)} may teach, and its history names {named}"
         for teacher in set(record.teachers) - set(record.stale_teachers):
-            if record.round > 1 and (teacher, record.round - 1) not in published:
-                yield f"{where}: taught by peer {teacher}, which never published round {record.round - 1}"
+            version = federation.version(teacher, record.round - 1)
+            if version > 0 and (teacher, version) not in published:
+                yield f"{where}: taught by peer {teacher}, which never published round {version}"
         if federation.barrier.policy == "all" and (record.missing_teachers or record.stale_teachers):
             yield f"{where}: trained without the newest of all others under policy all"
 
@@ -144,7 +149,9 @@ def _presence(federation: Federation, path: Path) -> Iterable[str]:
             said[event["peer"]] = max(event["round"], said.get(event["peer"], -1))
         for decision in tree.get("decisions", ()):
             if decision["is"] == "Train":
-                present = 1 + sum(last >= decision["round"] - 1 for last in said.values())
+                present = 1 + sum(
+                    last >= federation.version(peer, decision["round"] - 1) for peer, last in said.items()
+                )
                 if present < least:
                     yield (
                         f"{path}, line {number}: round {decision['round']} was trained when {present} peers had the "

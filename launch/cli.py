@@ -66,6 +66,9 @@ Pool = Annotated[
     typer.Option(help="Architectures, comma-separated; peer i has number i mod length.", rich_help_panel=_QUICK),
 ]
 Samples = Annotated[int | None, typer.Option(help="At most so many training images in all.", rich_help_panel=_QUICK)]
+Participation = Annotated[
+    int | None, typer.Option(help="Peers that take part in a round, drawn anew each (all).", rich_help_panel=_QUICK)
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each learner (cores / peers).")]
 Device = Annotated[str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.")]
 Precision = Annotated[
@@ -97,6 +100,7 @@ def up(
     seed: Seed = None,
     pool: Pool = None,
     samples: Samples = None,
+    participation: Participation = None,
     threads: Threads = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -120,7 +124,7 @@ def up(
     Example: crad-mesh up --dataset cifar10 --data-dir data --samples 4000 --rounds 30 --pool resnet18@0.25,cnn6@0.25
     """
     console = Console(emoji=False)
-    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
+    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation)
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
     out = out.resolve()
@@ -156,6 +160,7 @@ def simulate(
     seed: Seed = None,
     pool: Pool = None,
     samples: Samples = None,
+    participation: Participation = None,
     threads: Threads = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -176,7 +181,7 @@ def simulate(
     from crad_p2p.simulation import simulate as run
 
     console = Console(emoji=False)
-    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples)
+    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation)
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
     out = out.resolve()

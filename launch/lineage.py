@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from crad_p2p.foreign import printable
 from crad_p2p.manifest import Manifest
+from crad_p2p.participation import Schedule
 from peer.words import name_peers
 
 #: (peer, round)
@@ -25,13 +26,20 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Run:
-    """What the manifests must be of. ``architectures`` by peer; ``may_miss``: rounds go on without a peer (quorum)."""
+    """What the manifests must be of. ``architectures`` by peer; ``may_miss``: rounds go on without a peer (quorum);
+    ``schedule``: who takes part in which round, None if always everybody does.
+    """
 
     digest: str
     federation: str
     rounds: int
     architectures: Mapping[int, str]
     may_miss: bool
+    schedule: Schedule | None = None
+
+    def has_part(self, key: Key) -> bool:
+        """Whether a peer publishes a round."""
+        return self.schedule is None or self.schedule.takes_part(*key)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,15 @@ def misfit(manifest: Manifest, run: Run) -> str | None:
         return "names a peer twice as teacher"
     if late := [each.round for each in manifest.consumed if each.round >= manifest.round]:
         return f"names teachers of round {max(late)}; expected rounds before {manifest.round}"
+    if run.schedule is not None:
+        if not run.has_part((manifest.peer, manifest.round)):
+            return f"is of round {manifest.round}, in which peer {manifest.peer} has no part"
+        for each in manifest.consumed:
+            expected = run.schedule.version(each.peer, manifest.round - 1)
+            if not run.has_part((each.peer, manifest.round)) or each.round != expected:
+                return (
+                    f"names round {each.round} of peer {each.peer} as teacher, which the participation does not allow"
+                )
     return None
 
 
@@ -172,7 +189,7 @@ class Lineage:
 def audit(run: Run, owners: Sequence[Owner], lineage: Lineage, files: Iterable[File] = ()) -> Report:
     """Everything that can be said of the manifests and snapshot files in the state directories of some peers."""
     claims = lineage.claims()
-    missing = _missing(owners, lineage, claims)
+    missing = {key for key in _missing(owners, lineage, claims) if run.has_part(key)}
     explained, unexplained = _explain(run, owners, lineage, missing, claims)
     right, wrong, unknown = _compare_files(lineage, files)
     notes = [*_resigned(lineage), *explained]
@@ -348,7 +365,8 @@ class _Shelf:
         lost, pending = set(), set()
         for number in range(max(self._chain, default=-1) + 1):
             if number not in self._chain:
-                pending |= {number} - self._skipped
+                if self._run.has_part((self.owner.peer, number)):
+                    pending |= {number} - self._skipped
                 continue
             if number in self.owner.recovered:
                 lost |= pending - self.owner.recorded
@@ -362,6 +380,10 @@ class _Shelf:
             return "lost" if number in self._lost else None
         if key in self._used:  # taken here, by this peer's own signed word
             return None
+        if self._run.schedule is not None:  # every round is collected before the next one is trained or passed
+            if self.owner.recovered and number <= max(self.owner.recovered):
+                return "lost"
+            return "ahead" if number >= self._last else None
         following = number + 1
         if number in self._lost or following in self._lost or following in self.owner.recovered:
             return "lost"
@@ -495,7 +517,7 @@ class Ancestry:
         )
 
 
-def ancestry(lineage: Lineage, sha256: str) -> Ancestry | None:
+def ancestry(lineage: Lineage, sha256: str, schedule: Schedule | None = None) -> Ancestry | None:
     """The lineage of a model by its sha256 (hex), from where it was trained; None if nobody has published it."""
     published = [manifest for manifest in lineage.manifests() if manifest.sha256 == sha256]
     if not published:
@@ -521,7 +543,7 @@ def ancestry(lineage: Lineage, sha256: str) -> Ancestry | None:
         for digest, entries in versions.items():
             if expected in (None, digest):
                 for entry in entries:
-                    ahead += _parents(entry.manifest)
+                    ahead += _parents(entry.manifest, schedule)
     rounds: dict[int, int] = defaultdict(int)
     for _, number in visited:
         rounds[number] += 1
@@ -532,12 +554,13 @@ def _ordered(keys: Iterable[Key]) -> tuple[Key, ...]:
     return tuple(sorted(keys, key=lambda key: (key[1], key[0])))
 
 
-def _parents(manifest: Manifest) -> Iterable[tuple[Key, str | None]]:
+def _parents(manifest: Manifest, schedule: Schedule | None) -> Iterable[tuple[Key, str | None]]:
     """What a model was made of: the same peer's model before it, and its teachers."""
     if manifest.model_round < manifest.round:
         yield (manifest.peer, manifest.model_round), manifest.sha256
         return
     if manifest.round > 0:
-        yield (manifest.peer, manifest.round - 1), None
+        before = manifest.round - 1
+        yield (manifest.peer, before if schedule is None else schedule.version(manifest.peer, before)), None
     for each in manifest.consumed:
         yield (each.peer, each.round), each.sha256

@@ -44,6 +44,7 @@ class Quick:
     seed: int | None = None
     pool: str | None = None
     samples: int | None = None
+    participation: int | None = None
 
     def given(self) -> list[str]:
         """Names of the flags that were used."""
@@ -75,6 +76,8 @@ def federation_of(quick: Quick, addresses: list[str]) -> Federation:
     }
     if quick.seed is not None:
         tree["seed"] = quick.seed
+    if quick.participation is not None:
+        tree["participation"] = quick.participation
     return build_federation(tree, "the command line")
 
 
@@ -125,7 +128,7 @@ def free_ports(count: int) -> list[int]:
 
 def write_federation(federation: Federation, path: Path) -> None:
     """Write a federation as a file that :func:`load_federation` reads back."""
-    path.write_text(yaml.safe_dump(federation.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    path.write_text(yaml.safe_dump(federation.as_tree(), sort_keys=False, allow_unicode=True))
 
 
 def default_threads(count: int) -> int:

@@ -14,6 +14,7 @@ _HEAD = """\
 federation: {name}            # lower-case letters, digits, hyphens
 seed: 1024                    # of every random draw
 rounds: {rounds}                   # each is one local epoch
+# participation: {active:<2}           # peers that take part in a round, drawn anew each: from 2; without it, all do
 
 data:
   dataset: {dataset}             # digits, cifar10, cifar100, pathmnist and other MedMNIST names, or npz:PATH
@@ -62,7 +63,9 @@ peers:
 
 def render(count: int, dataset: str) -> str:
     """The text of the file."""
-    least = count // 2 + 1
-    head = _HEAD.format(name="my-federation", rounds=300, least=least, dataset=yaml.safe_dump(dataset).splitlines()[0])
+    least, active = count // 2 + 1, max(2, count // 10)
+    head = _HEAD.format(
+        name="my-federation", rounds=300, least=least, active=active, dataset=yaml.safe_dump(dataset).splitlines()[0]
+    )
     entries = (f'  - {{id: {i}, address: "127.0.0.1:{7400 + i}", arch: {POOL[i % len(POOL)]}}}\n' for i in range(count))
     return head + "".join(entries)

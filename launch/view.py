@@ -85,7 +85,7 @@ class Progress:
 
     def updated(self) -> None:
         """Say the new round where there is no table to show it."""
-        common = min(row.round for row in self.rows.values())
+        common = self._common()
         if self._console.is_terminal or common <= self._reported:
             return
         self._reported = common
@@ -94,13 +94,17 @@ class Progress:
             f"round {common} of {self._federation.rounds}: mean validation accuracy {accuracy}, {self._elapsed()}"
         )
 
+    def _common(self) -> int:
+        """The last round that is over for all."""
+        return min(self._federation.done_through(row.peer, row.round) for row in self.rows.values())
+
     def _elapsed(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
         return f"{minutes}:{seconds:02d}"
 
     def _table(self) -> Table:
         rounds = self._federation.rounds
-        common = min(row.round for row in self.rows.values())
+        common = self._common()
         table = Table(
             title=f"{self._federation.federation}: round {max(common, 0)} of {rounds}, {self._elapsed()}",
             caption="accuracy, own: on the peer's own validation images; common: on the common test set",

@@ -16,6 +16,12 @@ Rounds in which nobody teaches (method ``local``, warm-up) wait for the manifest
 about distance holds for every method and all peers can choose the same best round. The snapshot of a peer that ever
 teaches this one is fetched in every round, the last one included: so others always have the newest model of a peer that
 loses its disk.
+
+With partial participation (policy ``all`` alone) "round P of a peer" is its version as of round P: what it published
+last up to there. A peer trains round P+1 if it takes part in it, and else passes it: that publishes nothing, and waits
+for the manifests of round P, as training does. P is then the last round that this peer has published or passed.
+Snapshots are only waited for where this peer learns from them. docs/participation.md has the proof that nobody is asked
+for a snapshot that it has deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from crad_p2p.participation import Part
 from peer.deadlines import RoundTimes
 from peer.events import (
     Announced,
@@ -124,9 +131,10 @@ class Barrier:
         others: ids of all other peers.
         rounds: R, the last round.
         teachers_of: which of the others teach a given round.
-        published: the highest round found on disk, -1 for none.
+        published: the highest round found on disk, or known to be passed; -1 for none.
         quorum: None for policy ``all``.
         now: the time at the start.
+        part: which rounds are whose, with policy ``all``; None if everybody takes part in every round.
         start_wait: seconds in which all others must have been reached once, unless a round was trained before; with a
             quorum, also for peers of whose speed nothing is known yet.
     """
@@ -139,12 +147,14 @@ class Barrier:
         published: int = -1,
         *,
         quorum: Quorum | None = None,
+        part: Part | None = None,
         now: float = 0.0,
         start_wait: float = math.inf,
     ) -> None:
         self.others = tuple(sorted(others))
         self.rounds = rounds
         self.quorum = quorum
+        self.part = part
         self.start_wait = start_wait
         self.state = State(published, dict.fromkeys(self.others, -1), start_until=now + start_wait, now=now, since=now)
         self._teachers_of = teachers_of
@@ -153,7 +163,7 @@ class Barrier:
 
     @property
     def published(self) -> int:
-        """P."""
+        """P: the last round that this peer has published or passed."""
         return self.state.published
 
     @property
@@ -215,11 +225,11 @@ class Barrier:
                 self._take_manifest(peer, number)
             case SnapshotHeld(peer, number, model_round):
                 self._take_snapshot(peer, number, number if model_round is None else model_round)
-            case SnapshotRefused(peer, number, manifest) if number == s.published:
+            case SnapshotRefused(peer, number, manifest) if number == self._due(peer):
                 s.refused.add(peer)
                 if manifest:
                     s.manifests.add(peer)
-            case Gone(peer, number) if number == s.published:
+            case Gone(peer, number) if number == self._due(peer):
                 s.gone.add(peer)
             case LearnerUp():
                 if not s.learner_seen:
@@ -232,6 +242,31 @@ class Barrier:
             case Published(number, busy):
                 self._publish(number, busy)
         return self._decide()
+
+    # --- who takes part --------------------------------------------------------------------------------------------
+
+    def _due(self, j: int) -> int:
+        """The round of the snapshot that a peer must have published for round P to be over: P itself, or before it."""
+        published = self.state.published
+        return published if self.part is None or published < 0 else self.part.version(j, published)
+
+    def _is_source(self, j: int) -> bool:
+        """Whether a peer's snapshot that is due is fetched."""
+        return j in self._sources and (self.part is None or self.part.takes(j, self.state.published))
+
+    def _is_needed(self, j: int) -> bool:
+        """Whether nothing goes on without it: what is for a later round, or a mere copy, is waited for at the end."""
+        if self.part is None or self.state.published == self.rounds:
+            return self._is_source(j)
+        following = self.state.published + 1
+        return self.part.is_active(following) and self._is_source(j) and self.part.version(j, following) == following
+
+    def _may_pass(self) -> bool:
+        """Whether round P is over and P+1 is none of this peer's."""
+        s = self.state
+        if self.part is None or not 0 <= s.published < self.rounds:
+            return False
+        return s.chosen is not None and not self.part.is_active(s.published + 1)
 
     # --- events ----------------------------------------------------------------------------------------------------
 
@@ -258,7 +293,7 @@ class Barrier:
         s = self.state
         if peer not in self._sources:
             self._deliver(peer, number)
-        if number == s.published:
+        if number == self._due(peer):
             s.manifests.add(peer)
         elif self.quorum and s.published + 1 < number <= self.rounds:
             s.ahead[peer] = max(number, s.ahead.get(peer, -1))
@@ -270,7 +305,7 @@ class Barrier:
         self._deliver(peer, number)
         if self.quorum and s.newest.get(peer, (-1, -1))[0] <= number <= s.published:
             s.newest[peer] = (number, model_round)
-        if number == s.published and peer not in s.snapshots:
+        if number == self._due(peer) and peer not in s.snapshots:
             if self.quorum and s.chosen is None and s.published > 0 and s.now <= self._deadline(peer):
                 # Neither what comes late nor when the others were started says how long a round takes.
                 s.times.see(peer, s.now - s.since)
@@ -283,14 +318,23 @@ class Barrier:
             raise ValueError(f"round {number} published after round {s.published}")
         if self.quorum and busy > 0:
             s.times.say(_SELF, busy)
-        s.published, s.since, s.rejoining = number, s.now, -1
-        s.manifests, s.older, s.snapshots, s.refused, s.gone, s.asked = set(), {}, {}, set(), set(), set()
-        s.chosen = None
+        s.rejoining = -1
+        self._advance(number)
         s.ahead = {j: ahead for j, ahead in s.ahead.items() if ahead > number + 1}
         self._reset_learner_work()
         if rejoined:
             s.learner_up = False  # it holds another model until it has been given this one
         self._find_teachers()
+
+    def _advance(self, number: int) -> None:
+        """P becomes ``number``. What is here of peers that had no part in it stays what is due."""
+        s = self.state
+        stays = set[int]() if self.part is None else {j for j in self.others if self.part.version(j, number) < number}
+        s.published, s.since, s.chosen, s.older = number, s.now, None, {}
+        for names in (s.manifests, s.refused, s.gone):
+            names &= stays
+        s.snapshots = {j: trained for j, trained in s.snapshots.items() if j in stays}
+        s.asked = {key for key in s.asked if key[1] in stays}
 
     def _find_teachers(self) -> None:
         published = self.state.published
@@ -317,12 +361,11 @@ class Barrier:
         if self._is_left_behind() and self._has_met_enough():
             s.rejoining = self._round_of_the_mesh()
             return [*decisions, Rejoin(s.rejoining)]
-        decisions += self._fetches()
-        if s.chosen is None and self._is_time_to_choose():
-            self._choose()
-        if s.collected < s.published and (s.chosen is not None or s.manifests.issuperset(self.others)):
-            s.collected = s.published
-            decisions.append(Collected(s.published))
+        decisions += self._collect()
+        while self._may_pass():
+            self._advance(s.published + 1)
+            self._find_teachers()
+            decisions += self._collect()
         if s.published == self.rounds:
             if s.chosen is not None and not s.released:
                 s.released = True
@@ -330,8 +373,17 @@ class Barrier:
             if s.collected == self.rounds and s.learner_up and not s.finished:
                 s.finished = True
                 decisions.append(Finish())
-        elif s.learner_up and not s.training:
+        elif s.learner_up and not s.training and (self.part is None or self.part.is_active(s.published + 1)):
             decisions += self._learner_work()
+        return decisions
+
+    def _collect(self) -> list[Decision]:
+        s, decisions = self.state, self._fetches()
+        if s.chosen is None and self._is_time_to_choose():
+            self._choose()
+        if s.collected < s.published and (s.chosen is not None or s.manifests.issuperset(self.others)):
+            s.collected = s.published
+            decisions.append(Collected(s.published))
         return decisions
 
     def _is_left_behind(self) -> bool:
@@ -383,10 +435,10 @@ class Barrier:
 
     def _wanted_of(self, j: int) -> list[Decision]:
         s, wanted = self.state, list[Decision]()
-        said, number = s.announced[j], s.published
-        if said >= number and j not in s.manifests and (j not in s.gone or number == self.rounds):
+        said, number = s.announced[j], self._due(j)
+        if said >= number and j not in s.manifests and (j not in s.gone or self._is_final(j)):
             wanted.append(FetchManifest(j, number))
-        if j in self._sources and j in s.manifests and j not in s.gone | s.refused and j not in s.snapshots:
+        if self._is_source(j) and j in s.manifests and j not in s.gone | s.refused and j not in s.snapshots:
             wanted.append(FetchSnapshot(j, number))
         if self.quorum and max(0, number - self.quorum.max_staleness) <= said < number:
             if j in self._teachers and s.newest.get(j, (-1, -1))[0] < said:  # it may have to teach with that
@@ -395,11 +447,15 @@ class Barrier:
             wanted.append(FetchManifest(j, said))
         return wanted
 
+    def _is_final(self, j: int) -> bool:
+        """Whether a peer's round that is due is its last one."""
+        return self._due(j) == (self.rounds if self.part is None else self.part.version(j, self.rounds))
+
     # --- who is waited for -----------------------------------------------------------------------------------------
 
     def _has_arrived(self, j: int) -> bool:
         s = self.state
-        return j in s.manifests and (j not in self._sources or j in s.snapshots or j in s.refused)
+        return j in s.manifests and (not self._is_needed(j) or j in s.snapshots or j in s.refused)
 
     def _pending(self) -> list[int]:
         s = self.state
@@ -444,15 +500,15 @@ class Barrier:
         s = self.state
         s.chosen = {}
         for j in self._teachers:
-            held = (s.published, s.snapshots[j]) if j in s.snapshots else s.newest.get(j)
-            if held and j not in s.refused and self._is_fresh_enough(held[1]):
+            held = (self._due(j), s.snapshots[j]) if j in s.snapshots else s.newest.get(j)
+            if held and j not in s.refused and self._is_fresh_enough(j, held[1]):
                 s.chosen[j] = held
         missed = set(self._pending())
         s.absent |= missed
         s.broken |= missed & s.on_word
 
-    def _is_fresh_enough(self, model_round: int) -> bool:
-        return self.state.published - model_round <= (self.quorum.max_staleness if self.quorum else 0)
+    def _is_fresh_enough(self, j: int, model_round: int) -> bool:
+        return self._due(j) - model_round <= (self.quorum.max_staleness if self.quorum else 0)
 
     # --- the learner's work ----------------------------------------------------------------------------------------
 
@@ -463,7 +519,7 @@ class Barrier:
             work.append(OpenRound(s.published + 1))
         if s.chosen is None:
             ready = {
-                j: s.published for j in self._teachers if j in s.snapshots and self._is_fresh_enough(s.snapshots[j])
+                j: self._due(j) for j in self._teachers if j in s.snapshots and self._is_fresh_enough(j, s.snapshots[j])
             }
         else:
             ready = {j: number for j, (number, _) in s.chosen.items()}
@@ -480,9 +536,10 @@ class Barrier:
         s = self.state
         teachers = tuple(j for j in self._teachers if j in chosen and s.taught[j])
         others = [j for j in self._teachers if j not in teachers]
-        quarantined = tuple(sorted({j for j in others if j in chosen} | s.refused.difference(teachers)))
+        refused = {j for j in s.refused if self.part is None or j in self._teachers or self._is_needed(j)}
+        quarantined = tuple(sorted({j for j in others if j in chosen} | refused.difference(teachers)))
         missing = tuple(j for j in others if j not in quarantined)
-        stale = tuple((j, chosen[j][0]) for j in teachers if chosen[j][1] < s.published)
+        stale = tuple((j, chosen[j][0]) for j in teachers if chosen[j][1] < self._due(j))
         return Train(s.published + 1, teachers, quarantined, missing, stale)
 
     # --- words -----------------------------------------------------------------------------------------------------
@@ -505,7 +562,7 @@ class Barrier:
             unpublished = [j for j in self.others if j not in s.manifests]
             where = "everywhere" if not unpublished else f"everywhere but at {self._who(unpublished)}"
             return f"all {self.rounds} rounds are done here and {where}"
-        opening = f"round {s.published + 1}"
+        opening = self._opening()
         if s.training:
             return f"{opening} is being trained"
         if s.chosen is None and waits:
@@ -514,6 +571,14 @@ class Barrier:
         if done < teachers:
             return f"{opening} waits for the learner to run {teachers - done} of {teachers} teachers"
         return f"{opening} {self._strangers()}"
+
+    def _opening(self) -> str:
+        following = self.state.published + 1
+        if self.part is None or self.part.is_active(following):
+            return f"round {following}"
+        own = self.part.schedule.following(self.part.me, following)
+        then = f"the next is round {own}" if own is not None else "nor any later one"
+        return f"round {following} is not this peer's, {then}; it"
 
     def explained(self) -> list[int]:
         """The other peers that the sentence of :meth:`explain` is about."""

@@ -191,7 +191,7 @@ class Exchange:
             self.served.add(peer)
             self._store.save_served(self.served)
         self._tell(e.Announced(peer, state.round, max(0.0, state.busy_seconds)))
-        if state.leaving and state.round == self._federation.rounds:
+        if state.leaving and state.round == self._final(peer):
             self._lose_last(peer)
         else:
             self._left.discard(peer)  # it was started again
@@ -257,7 +257,7 @@ class Exchange:
 
     def fetch(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
         """Begin to fetch; told as held, refused or gone."""
-        if what.peer in self._left and what == e.FetchSnapshot(what.peer, self._federation.rounds):
+        if what.peer in self._left and what == e.FetchSnapshot(what.peer, self._final(what.peer)):
             self._tell(e.Gone(what.peer, what.round))
             return
         under_way = self._fetches.get(what)
@@ -273,22 +273,31 @@ class Exchange:
     def _lose_last(self, peer: int) -> None:
         """A peer has left: what is not here of its last round, which nobody learns from, will not come any more."""
         self._left.add(peer)
-        if (task := self._fetches.get(e.FetchSnapshot(peer, self._federation.rounds))) is not None:
+        final = self._final(peer)
+        if (task := self._fetches.get(e.FetchSnapshot(peer, final))) is not None:
             task.cancel()
-        self._tell(e.Gone(peer, self._federation.rounds))
+        self._tell(e.Gone(peer, final))
 
     async def forget_before(self, number: int) -> None:
         """End fetches of older rounds: nobody waits for them any more, and their files are about to be deleted."""
-        old = [task for what, task in self._fetches.items() if what.round < number]
+        old = [task for what, task in self._fetches.items() if what.round < self._due(what.peer, number)]
         for task in old:
             task.cancel()
         if old:
             await asyncio.wait(old)
-        self._witness.forget_before(number - 1)
+        self._witness.forget_before(lambda peer: self._due(peer, number - 1))
+
+    def _due(self, peer: int, number: int) -> int:
+        """The round of a peer's snapshot that stands for it in this round; beyond the last, that round itself."""
+        return number if not 0 <= number <= self._federation.rounds else self._federation.version(peer, number)
+
+    def _final(self, peer: int) -> int:
+        """The last round that a peer publishes."""
+        return self._federation.version(peer, self._federation.rounds)
 
     async def _fetch_or_lose(self, what: e.FetchManifest | e.FetchSnapshot) -> None:
         """Fetch; what its owner does not keep is given up where that can be, and else waited for."""
-        is_copy = what == e.FetchSnapshot(what.peer, self._federation.rounds)
+        is_copy = what == e.FetchSnapshot(what.peer, self._final(what.peer))
         is_said = False
         while True:
             try:
@@ -313,7 +322,7 @@ class Exchange:
         manifest = await self._held_or_fetched(peer, number)
         if manifest is None:
             return
-        if number == self._federation.rounds:  # when its owner has left it cannot be fetched again
+        if number == self._final(peer):  # when its owner has left it cannot be fetched again
             await asyncio.to_thread(self._store.make_received_durable, peer, number)
         self._examine(manifest)
         if peer not in self._newest or self._newest[peer].round < number:
@@ -329,13 +338,31 @@ class Exchange:
             manifest = self._watched_manifest(peer, number)
             try:
                 if manifest is None:
-                    manifest = await self._links[peer].manifest(number, self._intake, counts=self._counts.get(peer))
+                    manifest = await self._fetched_manifest(peer, number)
             except SnapshotError as error:
                 self._refuse_manifest(peer, number, error)
                 return None
             self._counts[peer] = manifest.statistics.counts
             self._store.save_received_manifest(manifest)
         return manifest
+
+    async def _fetched_manifest(self, peer: int, number: int) -> Manifest:
+        """From its owner, who keeps it, unless it has lost its disk since; with partial participation others do, too.
+
+        Raises:
+            RoundGoneError: nobody who answers has it.
+        """
+        counts = self._counts.get(peer)
+        try:
+            return await self._links[peer].manifest(number, self._intake, counts=counts)
+        except RoundGoneError:
+            if self._federation.participation is None:
+                raise
+            for other in self._links.keys() - {peer}:
+                with suppress(RoundGoneError, SnapshotError, TimeoutError):
+                    asked = self._links[other].manifest(number, self._intake, peer, counts=counts)
+                    return await within(_ASK_AGAIN, asked)
+            raise
 
     def _is_ahead(self, number: int) -> bool:
         return self._may_lose and number > self._status.state.round + 1
@@ -383,7 +410,7 @@ class Exchange:
                 self.refuse(manifest, str(error))
                 self._tell(e.SnapshotRefused(peer, number))
                 return
-        if number == self._federation.rounds:
+        if number == self._final(peer):
             await asyncio.to_thread(self._store.make_received_durable, peer, number)
         await self._remember(manifest)
         self._tell(e.SnapshotHeld(peer, number, manifest.model_round))
@@ -396,7 +423,7 @@ class Exchange:
         """
         link = self._links[manifest.peer]
         # One that is damaged where it lies must not keep anybody for ever from leaving after the last round.
-        tries = _COPY_TRIES if manifest.round == self._federation.rounds else math.inf
+        tries = _COPY_TRIES if manifest.round == self._final(manifest.peer) else math.inf
         try:
             await link.snapshot(manifest, path, self._intake, tries=tries)
         except RoundGoneError:

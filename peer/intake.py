@@ -258,9 +258,7 @@ class Intake:
             raise SnapshotError("manifest names a peer twice as teacher")
         if strangers := sorted(named - {*self._federation.ids} | named & {peer}):
             raise SnapshotError(f"manifest names {strangers} as teachers, expected other peers of the federation")
-        oldest = number - 1 - self._staleness
-        if early := [each.round for each in manifest.consumed if each.round < oldest]:
-            raise SnapshotError(f"manifest names teachers of round {min(early)}, expected none before {oldest}")
+        self._check_versions(manifest)
         if late := [each.round for each in manifest.consumed if each.round >= number]:
             raise SnapshotError(f"manifest names teachers of round {max(late)}, expected rounds before {number}")
         least, most = file_bounds(self._layouts[arch])
@@ -272,6 +270,28 @@ class Intake:
             except ValueError as error:
                 raise SnapshotError(str(error)) from None
         return manifest
+
+    def due(self, teacher: int, number: int) -> int:
+        """The round of the snapshot with which a peer teaches in round ``number``, unless it is late."""
+        return self._federation.version(teacher, number - 1)
+
+    def _check_versions(self, manifest: Manifest) -> None:
+        number, schedule = manifest.round, self._federation.schedule
+        if schedule is not None and not schedule.takes_part(manifest.peer, number):
+            raise SnapshotError(f"manifest is of round {number}, in which peer {manifest.peer} has no part")
+        for each in manifest.consumed:
+            if schedule is not None and not schedule.takes_part(each.peer, number):
+                raise SnapshotError(f"manifest names peer {each.peer} as teacher, which has no part in round {number}")
+            if each.round > self.due(each.peer, number) and each.round < number:
+                raise SnapshotError(
+                    f"manifest names peer {each.peer} as teacher with round {each.round}, in which it has no part"
+                )
+        if number == 0:
+            return
+        oldest = {each: self.due(each.peer, number) - self._staleness for each in manifest.consumed}
+        if early := [each for each, least in oldest.items() if each.round < least]:
+            first = min(early, key=lambda each: each.round)
+            raise SnapshotError(f"manifest names teachers of round {first.round}, expected none before {oldest[first]}")
 
     def _check_statistics(self, peer: int, statistics: ClassStatistics, counts: tuple[int, ...] | None) -> None:
         found = len(statistics.counts)

@@ -174,7 +174,10 @@ class Node:
             others = exchange.collected_by.keys()
             self._had_served_all = bool(others) and exchange.served >= others
             self._start_work()
-            if (last := self._store.last_round()) >= 0:
+            last = self._store.last_round()
+            if last >= 0 and last == self._version(self._federation.rounds):  # else rounds have been lost since
+                last = max(last, self._store.passed())
+            if last >= 0:
                 logger.info("continues after round %d of %d", last, self._federation.rounds)
             self._publisher.sign_again()
             for number in self._store.kept_rounds():
@@ -184,7 +187,7 @@ class Node:
             if not self._host.recover:
                 await server.start()
             try:
-                ending = await self._take_part(self._store.last_round())
+                ending = await self._take_part(last)
             except PeersDisagreeError as disagreement:
                 await let_find_out(self._status, self._servicer.greeted, disagreement.peer)
                 raise
@@ -226,6 +229,7 @@ class Node:
             lambda number: federation.teachers_of(self._id, number),
             published,
             quorum=Quorum(*federation.barrier.quorum(len(federation.peers))) if quorum else None,
+            part=federation.part_of(self._id),
             now=time.monotonic(),
             start_wait=self._waits.start,
         )
@@ -328,8 +332,8 @@ class Node:
                 self._exchange.fetch(decision)
             case e.MakeInitialModel():
                 self._command("initialise", folder=str(self._store.staging_dir(0)))
-            case e.OpenRound():
-                self._command("open")
+            case e.OpenRound(number):
+                self._command("open", round=number)
             case e.Teach(peer, number):
                 self._command(
                     "teach",
@@ -340,7 +344,10 @@ class Node:
                 fail_point("collected", number)
                 self._choose_best(number)
                 fail_point("best-durable", number)
-                if number < self._federation.rounds:
+                if number == self._federation.rounds > self._store.last_round():
+                    self._store.save_passed(number)
+                # Nobody acts on it before the last round; with partial participation it would be most of the traffic.
+                if number < self._federation.rounds and self._federation.participation is None:
                     self._status.update(collected=number)
             case e.Release():
                 self._status.update(collected=self._federation.rounds)
@@ -358,12 +365,12 @@ class Node:
                     "longer)" + "".join(f"; {trouble}" for trouble in self._exchange.troubles())
                 )
             case e.Finish():
-                best = self._best.round if self._best.round is not None else self._barrier.published
-                self._command("evaluate", snapshot=str(self._store.round_dir(best) / SNAPSHOT_FILE))
+                self._command("evaluate", snapshot=str(self._store.round_dir(self._best_own()) / SNAPSHOT_FILE))
 
     def _train(self, decision: e.Train) -> None:
-        work, last = self._work, decision.round - 1
-        rounds = {**dict.fromkeys(decision.teachers, last), **dict(decision.stale)}
+        work, last = self._work, self._store.last_round()
+        newest = {peer: self._federation.version(peer, decision.round - 1) for peer in decision.teachers}
+        rounds = {**newest, **dict(decision.stale)}
         work.training_since = time.monotonic()
         work.train = decision
         work.consumed = tuple(self._exchange.consumed(peer, number) for peer, number in rounds.items())
@@ -627,15 +634,23 @@ class Node:
 
     async def _forget_old(self, number: int) -> None:
         """Delete what nobody needs any more."""
-        kept = {number, number - 1, self._best.round}
+        kept = {number, self._version(number - 1), self._best_own()}
         quorum = self._barrier.quorum
         received_from = number - max(1, quorum.max_staleness if quorum else 0)
         await self._exchange.forget_before(received_from)
-        outdated = self._store.outdated((each for each in kept if each is not None), received_from)
+        outdated = self._store.outdated(kept, received_from)
         await to_the_end(asyncio.to_thread(self._store.keep_lineage, outdated))
         fail_point("lineage-durable", number)
         self._store.delete(outdated)  # not in a thread: who looks for a round must find all of it, or nothing
         fail_point("pruned", number)
+
+    def _version(self, number: int) -> int:
+        """The round of this peer's model as of a round."""
+        return number if number < 0 else self._federation.version(self._id, number)
+
+    def _best_own(self) -> int:
+        """The round of this peer's model as of the best round or, if none is known, its last."""
+        return self._store.last_round() if self._best.round is None else self._version(self._best.round)
 
     def _start_work(self) -> None:
         exchange = self._exchange
@@ -645,7 +660,7 @@ class Node:
 
     def _load_best(self) -> BestRound:
         best = self._store.load_best()
-        if best.round is None or self._store.round_dir(best.round).exists():
+        if best.round is None or self._store.round_dir(self._version(best.round)).exists():
             return best
         logger.warning("round %d, the best one so far, is not here; the best of the rounds to come stands", best.round)
         return BestRound()
@@ -653,7 +668,7 @@ class Node:
     def _choose_best(self, number: int) -> None:
         if number == self._federation.rounds and self._store.has_result() and self._best.round is not None:
             return  # it was chosen before this start; what others have published since does not change it
-        manifests = [self._store.manifest(number), *self._exchange.newest_manifests(number)]
+        manifests = [self._store.manifest(self._version(number)), *self._exchange.newest_manifests(number)]
         if self._best.offer(number, manifests):
             self._store.save_best(self._best)
 
@@ -662,14 +677,13 @@ class Node:
     async def _finish(self, evaluated: Message) -> None:
         """Write this peer's result; from now on it only serves the others."""
         last = self._barrier.published
-        best = self._best.round if self._best.round is not None else last
-        statistics = self._store.manifest(best).statistics
+        statistics = self._store.manifest(self._best_own()).statistics
         result = PeerResult(
             id=self._id,
             arch=self._entry.arch,
             train_samples=self._train_samples,
             rounds_completed=last,
-            snapshot_sha256=self._store.manifest(last).sha256,
+            snapshot_sha256=self._store.manifest(self._store.last_round()).sha256,
             global_accuracy=evaluated["global_accuracy"],
             local_accuracy=evaluated["local_accuracy"],
             global_accuracy_per_class=tuple(evaluated["global_accuracy_per_class"]),

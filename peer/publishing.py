@@ -46,7 +46,7 @@ class Publisher:
         """Sign the kept rounds with the certificate of now: the CA of the one before may be dropped any time."""
         if self._tls is None:
             return
-        for number in self._store.kept_rounds():
+        for number in self._store.signed_rounds():
             manifest = self._store.manifest(number)
             if not is_signed_with(manifest, self._tls.credentials):
                 logger.info("round %d is signed again, with the certificate of now", number)

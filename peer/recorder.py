@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 
+from crad_p2p.participation import Part, drawn_schedule
 from peer.barrier import Barrier, Quorum, State
 from peer.events import Decision, Event, Published, Tick, event_from_json, to_json
 
@@ -24,6 +25,7 @@ from peer.events import Decision, Event, Published, Tick, event_from_json, to_js
 _MOST = 512 << 10
 #: More than anybody has time for; a damaged number must not keep a replay busy.
 _MOST_ROUNDS = 1_000_000
+_MOST_DRAWS = 10_000_000
 _STATE: TypeAdapter[State] = TypeAdapter(State)
 
 FILE, PREVIOUS = "events.jsonl", "events.previous.jsonl"
@@ -39,6 +41,7 @@ class Recorder:
     def __init__(self, folder: Path, barrier: Barrier) -> None:
         self._folder = folder
         self._barrier = barrier
+        self._published = barrier.published
         self._file: TextIO
         self._open(continues=False)
 
@@ -49,8 +52,12 @@ class Recorder:
     def record(self, now: float, event: Event, decisions: list[Decision]) -> None:
         """One event that has been taken in at ``now``."""
         line: dict[str, Any] = {"now": now, "event": to_json(event), "decisions": list(map(to_json, decisions))}
-        if isinstance(event, Published):
+        last = self._barrier.published
+        if isinstance(event, Published) or last != self._published:
             line["teachers"] = self._barrier.teachers
+            if not (isinstance(event, Published) and last == event.round):
+                line["passed"] = last
+        self._published = last
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         if self._file.tell() > _MOST:  # at any event: a peer may wait for days, and is told of others all the time
@@ -74,6 +81,9 @@ class Recorder:
             "sources": barrier.sources,
             "state": _STATE.dump_python(barrier.state, mode="json"),
         }
+        if barrier.part is not None:
+            drawn = barrier.part.schedule
+            start["participation"] = {"me": barrier.part.me, "seed": drawn.seed, "active": drawn.size}
         self._file.write(json.dumps({"start": start, "time": time.time(), "continues": continues}) + "\n")
         self._file.flush()
 
@@ -152,8 +162,9 @@ def read(path: Path) -> Iterator[Step | Start | Damage]:
                 raise ValueError("the file does not begin with a start")
             else:
                 event = event_from_json(tree["event"])
-                if isinstance(event, Published):
-                    teachers[event.round + 1] = tuple(tree["teachers"])
+                if "teachers" in tree:
+                    last = tree["passed"] if "passed" in tree else tree["event"]["round"]
+                    teachers[last + 1] = tuple(tree["teachers"])
                 decisions = barrier.step(Tick(tree["now"])) + barrier.step(event)
                 replayed = json.loads(json.dumps(list(map(to_json, decisions))))
                 recorded = [{"is": each["is"], **each} for each in tree["decisions"]]
@@ -195,13 +206,25 @@ def _restore(start: dict[str, Any], teachers: dict[int, tuple[int, ...]]) -> Bar
     if not 0 < start["rounds"] <= _MOST_ROUNDS:
         raise ValueError(f"{start['rounds']} rounds")
     teachers[state.published + 1], sources = tuple(start["teachers"]), tuple(start["sources"])
+    part = None
+    if (drawn := start.get("participation")) is not None:
+        ids = tuple(sorted({drawn["me"], *start["others"]}))
+        if len(ids) * start["rounds"] > _MOST_DRAWS:
+            raise ValueError(f"{start['rounds']} rounds of {len(ids)} peers")
+        part = Part(drawn_schedule(ids, start["rounds"], drawn["seed"], drawn["active"]), drawn["me"])
+
+    def teachers_of(number: int) -> tuple[int, ...]:
+        """Of rounds that are not recorded only their union matters."""
+        return () if part is not None and not part.is_active(number) else teachers.get(number, sources)
+
     barrier = Barrier(
         start["others"],
         start["rounds"],
-        lambda number: teachers.get(number, sources),  # of rounds that are not recorded only their union matters
+        teachers_of,
         state.published,
         quorum=Quorum(**start["quorum"]) if start["quorum"] else None,
         start_wait=start["start_wait"],
+        part=part,
     )
     barrier.state = state
     return barrier

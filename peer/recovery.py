@@ -81,16 +81,22 @@ async def recover(
                 )
             damaged.append(last)
             if has_other_bytes:  # then so may the round before have: this peer has run twice
-                store.set_aside(last - 1)
+                store.set_aside(_before(federation, own_id, last))
         # Who is one round behind may still need the one before.
-        if last > 0 and not store.round_dir(last - 1).exists():
+        before = _before(federation, own_id, last)
+        if last > 0 and not store.round_dir(before).exists():
             asked = [links[peer] for peer in replies]
-            await _fetch(asked, own_id, last - 1, None, store, intake, waits)
+            await _fetch(asked, own_id, before, None, store, intake, waits)
         store.rewind_history()  # also after a start that was killed before it came to this
         _say_result(store, links.values(), has_lost=bool(damaged))
     finally:
         for link in links.values():
             await link.close()
+
+
+def _before(federation: Federation, own_id: int, number: int) -> int:
+    """The round that this peer published before this one."""
+    return federation.version(own_id, number - 1) if number > 0 else -1
 
 
 def _say_result(store: Store, links: Iterable[Link], *, has_lost: bool) -> None:
@@ -143,7 +149,9 @@ async def _ask_all(links: Mapping[int, Link], are_enough: AreEnough, waits: Wait
 
 def _are_enough(federation: Federation, own_id: int, replies: Collection[peer_pb2.HelloReply]) -> bool:
     """Whether these answers will do: all, or enough of those who have had a snapshot of anybody."""
-    is_remembered = federation.teachers_of(own_id, federation.rounds) != ()  # else no snapshot ever leaves its peer
+    # Else no snapshot ever leaves its peer.
+    last = federation.version(own_id, federation.rounds)
+    is_remembered = last > 0 and federation.teachers_of(own_id, last) != ()
     witnesses = sum(reply.remembers or not is_remembered for reply in replies)
     return 1 + len(replies) == len(federation.peers) or 1 + witnesses >= _enough(federation)
 
@@ -233,7 +241,7 @@ async def _take(link: Link, manifest: Manifest, store: Store, intake: Intake, wa
         validation_accuracy=manifest.statistics.accuracy,
         teachers=tuple(each.peer for each in manifest.consumed),
         missing_teachers=manifest.missing,
-        stale_teachers=tuple(each.peer for each in manifest.consumed if each.round < number - 1),
+        stale_teachers=tuple(each.peer for each in manifest.consumed if each.round < intake.due(each.peer, number)),
         quarantined_teachers=manifest.quarantined,
     )
     store.commit(staging, manifest, record)

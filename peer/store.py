@@ -5,6 +5,7 @@
     count-noise.key             secret of the noise on the class counts, if there is such noise
     rounds/000012/              snapshot.safetensors, checkpoint.safetensors, manifest.json, record.json
     received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
+    manifests/000012.json       own rounds that are not kept any more, with partial participation (and passed.json)
     lineage.jsonl               manifests of rounds, own and received, that are not kept any more
     data.json                   class names, image shape and partition with which this peer has trained
     seen.json                   the newest snapshot of every other peer that has been here
@@ -17,7 +18,9 @@
     quarantine/                 of each peer the last snapshot that was refused, its manifest, and the reason
     set-aside/                  own rounds that --recover has replaced
 
-A round directory appears under its name only when whole and durable. Rounds P and P-1 and the best one are kept.
+A round directory appears under its name only when whole and durable. Rounds P and P-1 and the best one are kept. With
+partial participation these are the last two that this peer had a part in, and all manifests stay: somebody who has been
+away comes for them one by one.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from crad_p2p.errors import ConfigurationError, DataError, IncompleteError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, describe_difference
 from crad_p2p.manifest import Manifest
+from crad_p2p.participation import Part
 from crad_p2p.privacy import KEY_FILE
 from crad_p2p.results import BestRound, PeerResult, RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, sha256_file
@@ -77,6 +81,7 @@ class Store:
         self._lineage = Lineage(root / LINEAGE)
         self.refused_by = RefusedBy(root / "refused-by.json")
         self._manifests: dict[int, Manifest] = {}
+        self._part: Part | None = None
 
     @property
     def count_key(self) -> Path:
@@ -109,6 +114,7 @@ class Store:
                 f"state directory {self.root}: cannot be written ({error.filename or self.root}: {error.strerror}); "
                 f"{advice}"
             ) from None
+        self._part = federation.part_of(peer_id)
         if not self.check_owner(federation, peer_id):
             mine = {"peer": peer_id, "agreed": federation.agreed()}
             write_file(self.root / _OWNER, json.dumps(mine, indent=1) + "\n")
@@ -273,12 +279,39 @@ class Store:
             FileNotFoundError: the round is not kept (any more).
         """
         if number not in self._manifests:  # read once; every other peer asks for it
-            self._manifests[number] = Manifest.from_bytes((self.round_dir(number) / MANIFEST).read_bytes())
+            kept, old = self.round_dir(number), self._old_manifest(number)
+            path = old if old.exists() and not kept.exists() else kept / MANIFEST
+            self._manifests[number] = Manifest.from_bytes(path.read_bytes())
         return self._manifests[number]
+
+    def _old_manifest(self, number: int) -> Path:
+        return self.root / "manifests" / f"{number:06d}.json"
+
+    def signed_rounds(self) -> list[int]:
+        """All own rounds whose manifest is here, ascending."""
+        old = (int(path.stem) for path in self.root.glob("manifests/*.json") if path.stem.isdecimal())
+        return sorted({*old, *self.kept_rounds()})
+
+    def passed(self) -> int:
+        """The last round, if this peer has collected it, and had no part in it; else -1."""
+        try:
+            number = json.loads((self.root / "passed.json").read_text())
+        except FileNotFoundError:
+            return -1
+        except ValueError:
+            number = None
+        if not isinstance(number, int):
+            raise IncompleteError(f"{self.root / 'passed.json'} is damaged; remove it and start again")
+        return number
+
+    def save_passed(self, number: int) -> None:
+        """Remember durably that all rounds up to this one are over: their manifests may not be had for ever."""
+        write_file(self.root / "passed.json", f"{number}\n")
 
     def replace_manifest(self, manifest: Manifest) -> None:
         """Put another signature under a committed round; all else of its manifest is as it was."""
-        write_file(self.round_dir(manifest.round) / MANIFEST, manifest.to_bytes())
+        kept = self.round_dir(manifest.round)
+        write_file(kept / MANIFEST if kept.exists() else self._old_manifest(manifest.round), manifest.to_bytes())
         self._manifests[manifest.round] = manifest
 
     def commit(self, staging: Path, manifest: Manifest, record: RoundRecord) -> None:
@@ -339,8 +372,18 @@ class Store:
         """Own rounds other than ``keep``, and what was received before ``received_from``; looks at names alone.
 
         The two newest snapshots of every other peer stay, however old: with those it can replace a disk that it lost.
-        Before :meth:`delete`, :meth:`keep_lineage` keeps the manifests.
+        Before :meth:`delete`, :meth:`keep_lineage` keeps the manifests. With partial participation none of them goes,
+        and what was received stays from each peer's version as of round ``received_from`` on.
         """
+        part = self._part
+
+        def is_old(path: Path, number: int) -> bool:
+            """Whether it belongs to a version that is older than what may be needed."""
+            owner = path.name.partition(".")[0]
+            is_peer = part is not None and owner.isdecimal() and int(owner) in part.schedule.ids
+            first = part.version(int(owner), received_from) if part is not None and is_peer else received_from
+            return number < first
+
         rounds = sorted(set(self.kept_rounds()) - set(keep))
         files: list[Path] = []
         folders: list[Path] = []
@@ -352,9 +395,10 @@ class Store:
             if number >= received_from:
                 continue
             for path in sorted(folder.iterdir()):
-                if path.stem not in newest or path.suffix not in (".json", ".safetensors"):
+                is_kept = part is not None and (path.suffix == ".json" or not is_old(path, number))
+                if not is_kept and (path.stem not in newest or path.suffix not in (".json", ".safetensors")):
                     files.append(path)
-            if not newest:
+            if not newest and part is None:
                 folders.append(folder)
         return Outdated(tuple(rounds), tuple(files), tuple(folders))
 
@@ -366,11 +410,16 @@ class Store:
         """
         paths = [self.round_dir(number) / MANIFEST for number in outdated.rounds]
         self._lineage.append(_documents(paths + [path for path in outdated.files if path.suffix == ".json"]))
+        if self._part is not None and outdated.rounds:
+            (self.root / "manifests").mkdir(exist_ok=True)
+            for number in outdated.rounds:
+                write_file(self._old_manifest(number), self.manifest(number).to_bytes())
 
     def delete(self, outdated: Outdated) -> None:
         """Delete what has been found outdated."""
         for number in outdated.rounds:
-            self._manifests.pop(number, None)
+            if self._part is None:
+                self._manifests.pop(number, None)
             _delete(self.round_dir(number))
         for path in outdated.files:
             path.unlink()
@@ -457,8 +506,12 @@ class Store:
         return is_refused(self.received_snapshot_path(manifest.peer, manifest.round), manifest)
 
     def refused(self, number: int) -> list[int]:
-        """Peers whose manifest or snapshot of a round was refused, ascending."""
-        return sorted(int(path.stem) for path in self._received_dir(number).glob("*.refused"))
+        """Peers whose manifest or snapshot of a round was refused, ascending.
+
+        With partial participation of any round: what a peer that trains with nobody refuses is in no line of history.
+        """
+        folders = [self._received_dir(number)] if self._part is None else _numbered(self._received).values()
+        return sorted({int(path.stem) for folder in folders for path in folder.glob("*.refused")})
 
     def received_manifest_path(self, peer: int, number: int) -> Path:
         return self._received_dir(number) / f"{peer}.json"
@@ -590,7 +643,8 @@ class Store:
         with path.open("a") as file:
             for number in missing:
                 record, _ = self._committed_record(number)
-                if lost := sorted(set(range(last + 1, number)) - set(record.skipped_rounds)):
+                own = {each for each in range(last + 1, number) if self._part is None or self._part.is_active(each)}
+                if lost := sorted(own - set(record.skipped_rounds)):
                     logger.warning("%s has no lines for rounds %d to %d, which are lost", path, lost[0], lost[-1])
                 file.write(record.to_line())
                 last = number

@@ -7,7 +7,7 @@ of a (peer, round) counts, and another one is a :class:`Conflict`, with both sou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from crad_p2p.manifest import Manifest
@@ -76,11 +76,7 @@ class Witness:
         """Whether a peer says that its last round is before one that has been here."""
         return peer in self.sightings and number < self.sightings[peer].round
 
-    def forget_before(self, number: int) -> None:
-        """Drop digests of rounds that nobody will speak of any more."""
-        for peer, at in _old(self._digests, number):
+    def forget_before(self, first: Callable[[int], int]) -> None:
+        """Drop digests of rounds that nobody will speak of any more: those before ``first`` of their peer."""
+        for peer, at in [key for key in self._digests if key[1] < first(key[0])]:
             del self._digests[peer, at]
-
-
-def _old(keys: Iterable[tuple[int, int]], number: int) -> list[tuple[int, int]]:
-    return [key for key in keys if key[1] < number]

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from crad_p2p.participation import Part, Schedule, drawn_schedule
 from peer.barrier import Barrier, Quorum
 from peer.events import Train
 
@@ -29,6 +30,7 @@ class Plan:
     """What all peers of a mesh agree on.
 
     Attributes:
+        active: peers that take part in a round, drawn by ``draw``; None for all.
         teaching: who teaches in a round; everybody where it says nothing.
         unfit: (peer, round) of snapshots that every service refuses.
         unusable: (peer, round) of snapshots that every learner refuses.
@@ -39,6 +41,8 @@ class Plan:
     rounds: int
     quorum: Quorum | None = None
     start_wait: float = 60.0
+    active: int | None = None
+    draw: int = 0
     teaching: Mapping[int, frozenset[int]] = field(default_factory=dict)
     unfit: frozenset[tuple[int, int]] = frozenset()
     unusable: frozenset[tuple[int, int]] = frozenset()
@@ -52,8 +56,30 @@ class Plan:
     def others(self, me: int) -> tuple[int, ...]:
         return tuple(j for j in range(self.peers) if j != me)
 
+    @property
+    def schedule(self) -> Schedule | None:
+        return (
+            None
+            if self.active is None
+            else drawn_schedule(tuple(range(self.peers)), self.rounds, self.draw, self.active)
+        )
+
+    def takes_part(self, i: int, number: int) -> bool:
+        return self.schedule is None or self.schedule.takes_part(i, number)
+
+    def version(self, i: int, number: int) -> int:
+        """The round of what a peer has published once this round is over everywhere."""
+        return next(each for each in range(number, -1, -1) if self.takes_part(i, each)) if number >= 0 else -1
+
+    def following(self, i: int, number: int) -> int | None:
+        """The next round that a peer trains."""
+        return next((each for each in range(number + 1, self.rounds + 1) if self.takes_part(i, each)), None)
+
     def teachers_of(self, me: int, number: int) -> tuple[int, ...]:
-        return tuple(j for j in self.others(me) if j in self.teaching.get(number, range(self.peers)))
+        if not self.takes_part(me, number):
+            return ()
+        teaching = self.teaching.get(number, range(self.peers))
+        return tuple(j for j in self.others(me) if j in teaching and self.takes_part(j, number))
 
     def new_barrier(self, me: int, published: int, now: float) -> Barrier:
         return self.barrier(
@@ -62,6 +88,7 @@ class Plan:
             lambda number: self.teachers_of(me, number),
             published,
             quorum=self.quorum,
+            part=None if self.schedule is None else Part(self.schedule, me),
             now=now,
             start_wait=self.start_wait,
         )
@@ -71,10 +98,10 @@ class Plan:
         digests = {(i, 0): trained(i, 0, "", {}) for i in range(self.peers)}
         refused = self.unfit | self.unusable
         for number in range(1, self.rounds + 1):
-            for i in range(self.peers):
-                teachers = [j for j in self.teachers_of(i, number) if (j, number - 1) not in refused]
-                taught = {j: digests[j, number - 1] for j in teachers}
-                digests[i, number] = trained(i, number, digests[i, number - 1], taught)
+            for i in (i for i in range(self.peers) if self.takes_part(i, number)):
+                newest = {j: (j, self.version(j, number - 1)) for j in self.teachers_of(i, number)}
+                taught = {j: digests[key] for j, key in newest.items() if key not in refused}
+                digests[i, number] = trained(i, number, digests[i, self.version(i, number - 1)], taught)
         return digests
 
 
@@ -107,19 +134,24 @@ class Laws:
         known = self.published.setdefault((peer, number), snapshot)
         _require(known.digest == snapshot.digest, f"round {number} of peer {peer} has changed")
         if snapshot.trained == number > 0:
-            behind = sum(durable >= number - 1 for durable in self.durable)
+            behind = self._have(number - 1)
             _require(behind >= self.plan.least, f"peer {peer} trained round {number} after {self.durable}")
         self.durable[peer] = number
         if self.plan.quorum:
             limit = self._limits.get(peer, self.plan.rounds)
             _require(number <= limit, f"peer {peer}, cut off with too few, publishes round {number} after {limit}")
         else:
-            _require(max(self.durable) - min(self.durable) <= 1, f"more than one round apart: {self.durable}")
+            before = self._have(max(self.durable) - 1)
+            _require(before == self.plan.peers, f"more than one round apart: {self.durable}")
+
+    def _have(self, number: int) -> int:
+        """How many peers have published all that is theirs up to a round."""
+        return sum(durable >= self.plan.version(i, number) for i, durable in enumerate(self.durable))
 
     def trains(self, peer: int, train: Train, consumed: Mapping[int, Snapshot]) -> None:
         """A barrier lets a round be trained with these snapshots, by teacher."""
         quorum, last = self.plan.quorum, self.durable[peer]
-        _require(train.round == last + 1, f"peer {peer} has {last} and decides {train}")
+        _require(train.round == self.plan.following(peer, last), f"peer {peer} has {last} and decides {train}")
         expected = self.plan.teachers_of(peer, train.round)
         quarantined = [j for j in train.quarantined if j in expected]  # others do not teach yet
         named = (*train.teachers, *quarantined, *train.missing)
@@ -129,18 +161,19 @@ class Laws:
         _require(set(consumed) == set(train.teachers), f"peer {peer}: {train} with {consumed}")
         for j, snapshot in consumed.items():
             _require(self.published.get((j, snapshot.round)) == snapshot, f"peer {j} never published {snapshot}")
-            age = last - snapshot.trained
+            age = self.plan.version(j, train.round - 1) - snapshot.trained
             _require(
                 0 <= age <= (quorum.max_staleness if quorum else 0), f"peer {peer}: {train} with {snapshot} of {j}"
             )
-        stale = tuple((j, each.round) for j, each in sorted(consumed.items()) if each.trained < last)
+        due = {j: self.plan.version(j, train.round - 1) for j in consumed}
+        stale = tuple((j, each.round) for j, each in sorted(consumed.items()) if each.trained < due[j])
         _require(train.stale == stale, f"peer {peer}: {train}, but stale are {stale}")
         refused = self.plan.unfit | self.plan.unusable
         bad = [j for j, snapshot in consumed.items() if (j, snapshot.round) in refused]
         _require(not bad, f"peer {peer}: {train} with refused snapshots of {bad}")
         if not quorum:
             _require(not train.missing, f"peer {peer}: {train} under policy all")
-        present = sum(durable >= last for durable in self.durable)
+        present = self._have(train.round - 1)
         _require(present >= self.plan.least, f"peer {peer}: {train} after {self.durable}")
 
     def rejoins(self, peer: int, number: int, manifests: Iterable[tuple[int, int]]) -> None:

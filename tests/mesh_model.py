@@ -78,8 +78,13 @@ class Disk:
     def last(self) -> int:
         return max(self.own, default=-1)
 
-    def prune(self) -> None:
+    def prune(self, plan: Plan) -> None:
         """Keep P and P-1; of others also what may have to teach later."""
+        if plan.active is not None:  # the last two that there are, of each
+            for held in (self.own, *self.received.values()):
+                for number in sorted(held)[:-2]:
+                    del held[number]
+            return
         kept = self.last - 1
         self.own = {number: each for number, each in self.own.items() if number >= kept}
         for held in self.received.values():
@@ -117,6 +122,12 @@ class Service:
     def begin(self) -> None:
         """What the disk holds is known at once; the rest takes time."""
         published = self.barrier.published
+        if self.plan.active is not None:  # what is here counts as announced, and is not fetched again
+            for j in self.barrier.others:
+                newest = max((number for owner, number in self.disk.manifests if owner == j), default=-1)
+                self.post(lambda j=j, newest=newest: Announced(j, newest))
+            self._start_learner()
+            return
         for j, number in sorted(self.disk.manifests):
             if published >= 0 and number == published:
                 self.post(lambda j=j: ManifestHeld(j, published))
@@ -217,12 +228,13 @@ class Service:
             case Train(number, teachers, _quarantined, _missing, stale):
                 self._require_met(decision)
                 rounds = dict(stale)
-                consumed = {j: self.disk.received[j][rounds.get(j, number - 1)] for j in teachers}
+                due = {j: self.plan.version(j, number - 1) for j in teachers}
+                consumed = {j: self.disk.received[j][rounds.get(j, due[j])] for j in teachers}
                 for j, snapshot in consumed.items():
                     assert self._taught[j] == snapshot.round, f"peer {self.me}: {decision} after {self._taught}"
                 self.mesh.laws.trains(self.me, decision, consumed)
                 digests = {j: each.digest for j, each in consumed.items()}
-                last = self.disk.own[number - 1].digest
+                last = self.disk.own[self.plan.version(self.me, number - 1)].digest
                 self._train(Snapshot(number, number, trained(self.me, number, last, digests)))
             case Collected(number):
                 if number < self.plan.rounds:
@@ -261,17 +273,20 @@ class Service:
 
     def _learner_will(self, what: str, item: Item, *, holds_last_round: bool = False) -> None:
         """The learner works; what it says counts unless it ends before."""
-        learner, number = self.learner, self.barrier.published
+        learner, number = self.learner, self._model_round()
 
         def said() -> Event | None:
             if learner != self.learner:
                 return None
-            if holds_last_round and number != self.barrier.published:
+            if holds_last_round and number != self._model_round():
                 self._start_learner()  # a round has been committed meanwhile: it is given that one
                 return None
             return item()
 
         self.after(what, lambda: self.post(said))
+
+    def _model_round(self) -> int:
+        return self.plan.version(self.me, self.barrier.published)
 
     def _train(self, snapshot: Snapshot) -> None:
         since = self.now
@@ -303,7 +318,7 @@ class Service:
 
     def _show(self, snapshot: Snapshot) -> None:
         rejoined = snapshot.round != self.barrier.published + 1
-        self.disk.prune()
+        self.disk.prune(self.plan)
         self.visible, self.busy, self.is_committing = snapshot.round, snapshot.busy, False
         self._step(Published(snapshot.round, snapshot.busy))
         if rejoined:
@@ -366,7 +381,10 @@ class Service:
             self._parked.append(decision)
             return
         snapshot = other.disk.own.get(number)
-        if snapshot is None:
+        if isinstance(decision, FetchManifest) and self.plan.active is not None:  # those are kept for ever
+            self.disk.manifests.add((j, number))
+            self.post(lambda: ManifestHeld(j, number))
+        elif snapshot is None:
             self.mesh.laws.asked_for_a_lost_round(self.me, j, number)
             self.post(lambda: Gone(j, number))
         elif isinstance(decision, FetchManifest):
@@ -433,7 +451,7 @@ class Mesh:
             self.deserted |= {j for j, number in service.collected_by.items() if number < self.plan.rounds}
             for j in self.plan.others(i):
                 if (other := self.services[j]) is not None and i in other.connected:
-                    other.post(lambda i=i: Gone(i, self.plan.rounds))
+                    other.post(lambda i=i: Gone(i, self.plan.version(i, self.plan.rounds)))
             self.crash(i)
 
     def pause(self, i: int) -> None:
@@ -467,7 +485,7 @@ class Mesh:
         disk = self.disks[i]
         for holder in self.holders_of_lost(i):
             disk.own |= self.disks[holder].received[i]
-        disk.prune()
+        disk.prune(self.plan)
 
     def holders_of_lost(self, i: int) -> list[int]:
         """Who holds a round of peer i that it has lost."""

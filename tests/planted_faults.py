@@ -59,7 +59,7 @@ class PatientBarrier(Barrier):
 class LenientBarrier(Barrier):
     """Anything old may teach."""
 
-    def _is_fresh_enough(self, model_round: int) -> bool:
+    def _is_fresh_enough(self, _j: int, model_round: int) -> bool:
         return model_round >= 0
 
 

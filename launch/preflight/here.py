@@ -65,6 +65,8 @@ def _check_state(store: Store, federation: Federation, own_id: int, holder: str 
         return ok(what, f"{root} is in use: this peer is running (process {holder})")
     if not belongs:
         return ok(what, f"{root} is new: this peer begins with the first round")
-    if last >= federation.rounds:
-        return ok(what, f"{root}: all {last} rounds are done; started again, this peer only serves the others")
+    if last >= federation.version(own_id, federation.rounds):
+        return ok(
+            what, f"{root}: all {federation.rounds} rounds are done; started again, this peer only serves the others"
+        )
     return ok(what, f"{root}: this peer goes on after round {last}" if last >= 0 else f"{root} holds no round yet")

@@ -49,6 +49,7 @@ class Learner:
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.last = -1
+        self.opened = 0
         self.commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self.read, daemon=True).start()
 
@@ -125,8 +126,10 @@ class Learner:
                     reason = None if usable else "tensor 'weights' holds values that are not finite"
                     taught = {"peer": manifest["peer"], "round": manifest["round"]}
                     self.emit("taught", **taught, usable=usable, reason=reason)
+                case "open":
+                    self.opened = command["round"]
                 case "train":
-                    self.train(self.last + 1, command["folder"])
+                    self.train(self.opened, command["folder"])
                 case "evaluate":
                     Path(command["snapshot"]).read_bytes()
                     self.emit("evaluated", global_accuracy=0.5, local_accuracy=0.5, global_accuracy_per_class=[0.5])
