@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from crad_p2p.participation import Part, drawn_schedule
 from peer.barrier import Barrier, Quorum
 from peer.deadlines import RoundTimes
 from peer.events import (
@@ -108,6 +109,8 @@ class ModelChecker:
         teaching: those from whom the others learn; of everybody else they wait for manifests only.
         shows_first: rounds become visible before they are durable.
         guarded: a peer that has lost a round which another holds does nothing until it has been given it back.
+        active: peers that take part in a round, drawn by ``draw``; None for all.
+        measured: whether it is seen to that no round begins before the one before it is over.
         brief: the world begins after round 0; teachers run at once, and a round is visible as soon as it is durable.
     """
 
@@ -122,6 +125,9 @@ class ModelChecker:
     shows_first: bool = False
     guarded: bool = True
     brief: bool = False
+    active: int | None = None
+    draw: int = 0
+    measured: bool = True
     _states: list[PeerState] = field(default_factory=list, repr=False)
     _state_numbers: dict[PeerState, int] = field(default_factory=dict, repr=False)
     _barriers: list[Barrier] = field(default_factory=list, repr=False)
@@ -159,16 +165,20 @@ class ModelChecker:
 
     def _check_distance(self, world: World) -> None:
         durable = [self._states[number].durable for number in world]
-        if not self.quorum and max(durable) - min(durable) > 1:
+        if self.quorum or not self.measured:
+            return
+        over = max(durable) - 1
+        if any(last < self._version(i, over) for i, last in enumerate(durable)):
             raise ViolationError(f"more than one round apart: {durable}")
 
     def _check_train(self, world: World, i: int, decision: Train) -> None:
         peer = self._states[world[i]]
         last = max(peer.durable, peer.visible)
-        if decision.round != last + 1:
+        following = next(number for number in range(last + 1, self.rounds + 1) if self._has_part(i, number))
+        if decision.round != following:
             raise ViolationError(f"{decision} by {peer}")
         named = (*decision.teachers, *decision.quarantined, *decision.missing)
-        if tuple(sorted(named)) != self._teachers_of(i):
+        if tuple(sorted(named)) != self._teachers_of(i, decision.round):
             raise ViolationError(f"{decision} of peer {i} does not name every teacher once")
         if not self.quorum and len(decision.teachers) < len(named):
             raise ViolationError(f"{decision} without all the others")
@@ -252,7 +262,7 @@ class ModelChecker:
         here = self._number(peer._replace(todo=peer.todo - {decision}))
         match decision:
             case FetchManifest(j, number):
-                model = self._fetched(world, j, number)
+                model = self._fetched(world, j, number, is_manifest=True)
                 here = self._tell(here, ManifestHeld(j, number) if model else Gone(j, number))
                 snapshot = FetchSnapshot(j, number)
                 if self.brief and snapshot in self._states[here].todo:
@@ -280,10 +290,12 @@ class ModelChecker:
                 return self._restart(world, i, own, peer.crashes_left, peer.rollbacks_left)
         return self._with(world, i, here)
 
-    def _fetched(self, world: World, j: int, number: int) -> Model | None:
+    def _fetched(self, world: World, j: int, number: int, *, is_manifest: bool = False) -> Model | None:
         """What a peer answers that is asked for one of its rounds; None if it has deleted it."""
         owner = self._states[world[j]]
         model = next((each for each in owner.own if each.round == number), None)
+        if model is None and is_manifest and self.active is not None:
+            return Model(number, number)  # those are kept for ever
         if model is None and not self.quorum:
             raise ViolationError(f"round {number} is needed of a peer that keeps {self.keeps}: {owner}")
         return model
@@ -303,7 +315,12 @@ class ModelChecker:
     def _show(self, world: World, i: int, here: int, number: int) -> World:
         peer = self._states[here]
         # Fetches of the round before are given up; what is still wanted, the barrier asks for again.
-        todo = frozenset(each for each in peer.todo if not isinstance(each, FetchManifest | FetchSnapshot))
+        todo = frozenset(
+            each
+            for each in peer.todo
+            if not isinstance(each, FetchManifest | FetchSnapshot)
+            or (self.active is not None and each.round == self._version(each.peer, number))
+        )
         here = self._tell(self._number(peer._replace(visible=number, todo=todo)), Published(number))
         return self._announce(self._with(world, i, here), i)
 
@@ -375,12 +392,33 @@ class ModelChecker:
 
     def _new_barrier(self, i: int, published: int) -> int:
         others = tuple(j for j in range(self.peers) if j != i)
-        teachers = self._teachers_of(i)
-        new = self.barrier(others, self.rounds, lambda _number: teachers, published, quorum=self.quorum, start_wait=1.0)
+        new = self.barrier(
+            others,
+            self.rounds,
+            lambda number: self._teachers_of(i, number),
+            published,
+            quorum=self.quorum,
+            part=self._part(i),
+            start_wait=1.0,
+        )
         return self._number_of(greeted(new))
 
-    def _teachers_of(self, i: int) -> tuple[int, ...]:
-        return tuple(j for j in range(self.peers) if j != i and j in self.teaching)
+    def _part(self, i: int) -> Part | None:
+        if self.active is None:
+            return None
+        return Part(drawn_schedule(tuple(range(self.peers)), self.rounds, self.draw, self.active), i)
+
+    def _has_part(self, i: int, number: int) -> bool:
+        part = self._part(i)
+        return part is None or part.is_active(number)
+
+    def _version(self, i: int, number: int) -> int:
+        """The round of what a peer has published once this round is over everywhere."""
+        return next((each for each in range(number, -1, -1) if self._has_part(i, each)), -1)
+
+    def _teachers_of(self, i: int, number: int) -> tuple[int, ...]:
+        there = [j for j in range(self.peers) if self._has_part(j, number)]
+        return tuple(j for j in there if i in there and j != i and j in self.teaching)
 
     def _number_of(self, barrier: Barrier) -> int:
         number = self._barrier_numbers.setdefault(frozen(state_of(barrier)), len(self._barriers))
@@ -395,7 +433,8 @@ class ModelChecker:
             peer = self._states[number]
             if any(isinstance(each, GiveBack) for each in peer.todo):
                 return number  # it does not run
-            barrier = copy.deepcopy(self._barriers[peer.barrier])
+            barrier = self._barriers[peer.barrier]
+            barrier = copy.deepcopy(barrier, {id(barrier.part): barrier.part})
             todo = set(barrier.step(event))
             while self.brief and (teach := next((each for each in todo if isinstance(each, Teach)), None)):
                 todo.remove(teach)

@@ -13,6 +13,13 @@ class HastyBarrier(Barrier):
         return super()._pending()[1:]
 
 
+class SelfishBarrier(Barrier):
+    """With partial participation: waits for those alone that teach it, and runs ahead of all others."""
+
+    def _pending(self) -> list[int]:
+        return [j for j in super()._pending() if self._is_needed(j)]
+
+
 class DeafBarrier(Barrier):
     """The manifest of one peer is not waited for."""
 

@@ -14,6 +14,7 @@ from planted_faults import (
     LeapingBarrier,
     LenientBarrier,
     PatientBarrier,
+    SelfishBarrier,
 )
 
 from peer.barrier import Quorum
@@ -68,6 +69,31 @@ def test_a_disk_that_is_rolled_back_does_no_harm_if_its_peer_is_given_its_rounds
 def test_the_check_finds_planted_faults(fault: dict[str, Any], expected: str) -> None:
     with pytest.raises(ViolationError, match=expected):
         ModelChecker(**fault).run()
+
+
+# --- partial participation --------------------------------------------------------------------------------------------
+
+#: Rounds of peers 0 and 1, 1 and 2, 1 and 2 again.
+PARTIAL: dict[str, Any] = {"active": 2, "draw": 5, "rounds": 3, "crashes": (0, 0, 0)}
+
+
+def test_two_of_three_peers_a_round_in_every_interleaving_with_a_crash() -> None:
+    assert ModelChecker(**PARTIAL | {"crashes": (1, 0, 0)}).run() > 3_000
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"barrier": SelfishBarrier}, "more than one round apart"),
+        ({"barrier": SelfishBarrier, "measured": False}, "round 0 is needed of a peer that keeps 2:"),
+        ({"keeps": 1}, "round 0 is needed of a peer that keeps 1:"),
+        ({"barrier": DeafBarrier, "teaching": ()}, "more than one round apart"),
+    ],
+    ids=["runs ahead", "deletes what is needed", "keeps only the last", "a peer not waited for"],
+)
+def test_the_check_finds_planted_faults_of_partial_participation(fault: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ViolationError, match=expected):
+        ModelChecker(**PARTIAL | fault).run()
 
 
 # --- policy quorum ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ TORCH_FREE = (
     "memory",
     "privacy",
     "snapshot",
+    "participation",
+    "randomness",
     "results",
     "commands",
     "lines",

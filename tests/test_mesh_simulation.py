@@ -22,6 +22,7 @@ from planted_faults import (
     LeapingBarrier,
     LenientBarrier,
     PatientBarrier,
+    SelfishBarrier,
 )
 
 from peer.barrier import Quorum
@@ -35,6 +36,32 @@ _BATCH = 100
 def test_seeds(first: int) -> None:
     for seed in range(first, min(first + _BATCH, _LAST + 1)):
         Simulation(seed).run()
+
+
+def partial(seed: int, **fault: Any) -> Simulation:
+    """Some peers of three to seven take part in a round; the policy is all where the seed is even."""
+    peers = 3 + seed // 2 % 5
+    active = 2 + seed // 10 % (peers - 1)
+    return Simulation(seed, peers=peers, active=active, draw=seed, rounds=3 + seed // 4 % 8, teaching={}, **fault).run()
+
+
+def test_seeds_with_partial_participation() -> None:
+    finished = 0
+    for seed in range(0, 60, 2):
+        mesh = partial(seed).mesh
+        finished += all(map(mesh.is_done, range(mesh.plan.peers)))
+    assert finished >= 15
+
+
+def test_a_peer_that_runs_ahead_is_found() -> None:
+    found = ""
+    for seed in range(0, 400, 2):
+        try:
+            partial(seed, barrier=SelfishBarrier)
+        except SimulationError as error:
+            found = str(error)
+            break
+    assert re.search("after|more than one round apart", found), found
 
 
 def test_equal_seeds_give_equal_runs() -> None:

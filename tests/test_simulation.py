@@ -63,6 +63,31 @@ def base() -> Run:
     return run(federation())
 
 
+# ------------------------------------------------------------------------------------------------ partial participation
+
+
+def test_all_peers_drawn_in_every_round_give_the_bytes_of_a_run_without_a_draw(base: Run) -> None:
+    summary, history = run(federation(participation=3))
+    assert digests(history) == digests(base[1])
+    assert summary.best_round == base[0].best_round
+    assert summary.config_digest != base[0].config_digest
+
+
+def test_those_that_are_drawn_learn_from_one_another_and_the_others_stay_as_they_are() -> None:
+    settings = federation(participation=2, rounds=4)
+    summary, history = run(settings)
+    assert [(record.round, record.peer) for record in history] == [
+        (number, peer) for number in range(1, 5) for peer in settings.active(number)
+    ]
+    for record in history:
+        assert record.teachers == tuple(j for j in settings.active(record.round) if j != record.peer)
+    for result in summary.peers:
+        own = [record for record in history if record.peer == result.id]
+        assert result.rounds_completed == 4
+        assert result.snapshot_sha256 == own[-1].snapshot_sha256
+    assert len(set(digests(history).values())) == 8
+
+
 # --------------------------------------------------------------------------------------------------------- reproducible
 
 
