@@ -634,15 +634,18 @@ class Node:
 
     async def _forget_old(self, number: int) -> None:
         """Delete what nobody needs any more."""
-        kept = {number, self._version(number - 1), self._best_own()}
         quorum = self._barrier.quorum
         received_from = number - max(1, quorum.max_staleness if quorum else 0)
         await self._exchange.forget_before(received_from)
-        outdated = self._store.outdated(kept, received_from)
+        outdated = self._store.outdated(self._kept(number), received_from)
         await to_the_end(asyncio.to_thread(self._store.keep_lineage, outdated))
         fail_point("lineage-durable", number)
         self._store.delete(outdated)  # not in a thread: who looks for a round must find all of it, or nothing
         fail_point("pruned", number)
+
+    def _kept(self, number: int) -> set[int]:
+        """Own rounds that stay once this one is published: others may need it and the one before, and all the best."""
+        return {number, self._version(number - 1), self._best_own()}
 
     def _version(self, number: int) -> int:
         """The round of this peer's model as of a round."""

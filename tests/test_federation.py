@@ -253,7 +253,7 @@ def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
     [
         (
             "round",
-            "'round' is not a field; did you mean 'rounds'? allowed are federation, seed, rounds, data, method, ",
+            "'round' is not a field; did you mean 'rounds'? allowed are federation, seed, rounds, participation, ",
         ),
         ("data.alpha", "'data.alpha' is not a field; allowed are dataset, partition, holdout, samples, augmentation"),
         (

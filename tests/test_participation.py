@@ -16,7 +16,7 @@ from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.participation import Part, Schedule
-from crad_p2p.results import RoundRecord
+from crad_p2p.results import BestRound, RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, TensorSpec
 from launch.lineage import Entry, Lineage, Owner, Run, ancestry, audit, misfit
 from launch.quick import Quick, federation_of, write_federation
@@ -30,6 +30,7 @@ from peer.events import (
     FetchManifest,
     FetchSnapshot,
     Finish,
+    Gone,
     LearnerUp,
     ManifestHeld,
     OpenRound,
@@ -43,6 +44,7 @@ from peer.events import (
     Train,
 )
 from peer.intake import Intake
+from peer.node import Node
 from peer.recorder import FILE, Recorder, replay
 from peer.store import Store
 
@@ -225,6 +227,13 @@ def test_at_the_end_all_newest_manifests_and_the_copies_are_here() -> None:
     ]
 
 
+def test_the_manifest_of_one_that_has_left_is_asked_for_all_the_same() -> None:
+    third = barrier(3, published=4)
+    feed(third, LearnerUp(), *manifests((0, 3), (1, 2), (2, 4)))
+    assert third.published == 5
+    assert FetchManifest(2, 5) in feed(third, Gone(2, 5), Announced(2, 5))
+
+
 def test_all_peers_in_every_round_is_as_without_participation() -> None:
     drawn = federation(participation=4)
     both = [
@@ -328,6 +337,14 @@ def test_what_a_peer_keeps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     store.save_passed(6)
     assert Store(tmp_path).passed() == 6
     store.close()
+
+
+def test_the_last_two_rounds_that_were_a_peers_stay_and_its_model_of_the_best_round() -> None:
+    node = object.__new__(Node)
+    node._federation, node._id, node._best = federation(), 0, BestRound(2, 0.5)
+    assert node._kept(6) == {6, 3, 1}
+    node._federation = federation(participation=None)
+    assert node._kept(6) == {6, 5, 2}
 
 
 def test_what_is_on_its_way_is_not_deleted_however_old(tmp_path: Path) -> None:

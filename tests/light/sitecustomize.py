@@ -129,6 +129,7 @@ class Learner:
                 case "open":
                     self.opened = command["round"]
                 case "train":
+                    Path(command["last"], "snapshot.safetensors").read_bytes()  # where it would go on if it diverged
                     self.train(self.opened, command["folder"])
                 case "evaluate":
                     Path(command["snapshot"]).read_bytes()
