@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from barrier_model import greeted
 from lineages import consumed, manifest
+from rich.console import Console
 from wire import prune
 
 from crad_p2p.errors import ConfigurationError
@@ -20,6 +22,7 @@ from crad_p2p.results import BestRound, RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, TensorSpec
 from launch.lineage import Entry, Lineage, Owner, Run, ancestry, audit, misfit
 from launch.quick import Quick, federation_of, write_federation
+from launch.view import Progress
 from peer.barrier import Barrier
 from peer.events import (
     Announced,
@@ -140,6 +143,19 @@ def test_only_who_has_part_in_a_round_learns_and_teaches() -> None:
     assert [drawn.done_through(1, last) for last in (-1, 0, 2, 5, 6)] == [-1, 1, 4, 5, 6]
     assert [drawn.done_through(3, last) for last in (3, 4)] == [3, 6]  # with its last one it has done all
     assert federation(participation=None).done_through(3, 4) == 4
+
+
+def test_a_round_is_reported_when_it_is_over_and_not_when_everybody_had_one() -> None:
+    said = io.StringIO()
+    with Progress(Console(file=said), federation()) as progress:
+        for peer in range(4):
+            progress.rows[peer].round = 0
+        progress.rows[0].round = 1
+        progress.updated()
+        assert said.getvalue() == ""  # peer 2 is still at it
+        progress.rows[2].round = 1
+        progress.updated()
+    assert said.getvalue().startswith("round 1 of 6: ")
 
 
 # --- the barrier ------------------------------------------------------------------------------------------------------
