@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 _MOST_CONFLICTS = 200
 MANIFEST = "manifest.json"
 RECORD = "record.json"
+PASSED = "passed.json"
 _OWNER = "federation.json"
 
 
@@ -295,18 +296,18 @@ class Store:
     def passed(self) -> int:
         """The last round, if this peer has collected it, and had no part in it; else -1."""
         try:
-            number = json.loads((self.root / "passed.json").read_text())
+            number = json.loads((self.root / PASSED).read_text())
         except FileNotFoundError:
             return -1
         except ValueError:
             number = None
         if not isinstance(number, int):
-            raise IncompleteError(f"{self.root / 'passed.json'} is damaged; remove it and start again")
+            raise IncompleteError(f"{self.root / PASSED} is damaged; remove it and start again")
         return number
 
     def save_passed(self, number: int) -> None:
         """Remember durably that all rounds up to this one are over: their manifests may not be had for ever."""
-        write_file(self.root / "passed.json", f"{number}\n")
+        write_file(self.root / PASSED, f"{number}\n")
 
     def replace_manifest(self, manifest: Manifest) -> None:
         """Put another signature under a committed round; all else of its manifest is as it was."""

@@ -21,6 +21,7 @@ from crad_p2p.participation import Part, Schedule
 from crad_p2p.results import BestRound, RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, TensorSpec
 from launch.lineage import Entry, Lineage, Owner, Run, ancestry, audit, misfit
+from launch.preflight.here import _check_state
 from launch.quick import Quick, federation_of, write_federation
 from launch.view import Progress
 from peer.barrier import Barrier
@@ -374,6 +375,16 @@ def test_what_is_on_its_way_is_not_deleted_however_old(tmp_path: Path) -> None:
     partial.write_bytes(b"")
     prune(store, {0, 1}, 1)
     assert partial.exists()
+    store.close()
+
+
+def test_check_does_not_take_the_last_round_that_was_a_peers_for_the_end(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.open(federation(), 3)
+    commit(store, document(3, 4))
+    assert "goes on after round 4" in _check_state(store, federation(), 3, None).sentence
+    store.save_passed(6)
+    assert "all 6 rounds are done" in _check_state(store, federation(), 3, None).sentence
     store.close()
 
 

@@ -12,7 +12,7 @@ from peer.certificates import days_left, issued_text
 from peer.credentials import Credentials, expiry_warning
 from peer.disk_space import existing
 from peer.findings import Finding, failed_by, failure, ok, warning
-from peer.store import Store
+from peer.store import PASSED, Store
 from peer.words import in_days
 
 
@@ -65,7 +65,8 @@ def _check_state(store: Store, federation: Federation, own_id: int, holder: str 
         return ok(what, f"{root} is in use: this peer is running (process {holder})")
     if not belongs:
         return ok(what, f"{root} is new: this peer begins with the first round")
-    if last >= federation.version(own_id, federation.rounds):
+    final = federation.version(own_id, federation.rounds)
+    if last >= final and (final == federation.rounds or (root / PASSED).exists()):
         return ok(
             what, f"{root}: all {federation.rounds} rounds are done; started again, this peer only serves the others"
         )
