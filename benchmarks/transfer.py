@@ -15,6 +15,8 @@ import asyncio
 import multiprocessing
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, Layout, TensorSpec, sha256_file
 from launch.authority import throwaway
 from launch.quick import free_addresses
+from peer import heap
 from peer.channels import Waits
 from peer.intake import Intake
 from peer.link import Link
@@ -50,29 +53,24 @@ def main() -> int:
 
 
 async def measure(folder: Path, floats: int, *, insecure: bool) -> int:
-    addresses = free_addresses(2)
-    peers = [{"id": i, "address": address, "arch": "cnn6"} for i, address in enumerate(addresses)]
-    federation = build_federation({"federation": "transfer", "peers": peers}, "the benchmark")
-    layout: Layout = {"weights": TensorSpec("F32", (floats,))}
+    federation = federation_of_two()
     manifest = publish(folder / "remote", federation, floats)
-    intake = Intake(federation, {"cnn6": layout}, classes=1)
     throwaway(folder / "tls", federation.federation, federation.ids)
     keys = [None if insecure else folder / "tls" / str(i) for i in federation.ids]
-    link = Link(federation, 0, 1, Waits(), tls=keys[0] and Tls(keys[0], federation.federation, 0))
     goal = folder / "received.safetensors"
     served = [Served(folder / "remote", federation, keys[1])]
-    start, cpu = time.monotonic(), time.process_time()
-    fetch = asyncio.create_task(link.snapshot(manifest, goal, intake))
-    while link.bytes_received < manifest.size // 2:
-        await asyncio.sleep(0.01)
-        if fetch.done():
-            fetch.result()
-    served[0].kill()
-    served.append(Served(folder / "remote", federation, keys[1]))
-    await asyncio.wait_for(fetch, PATIENCE + manifest.size / 20e6)
-    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
-    received = link.bytes_received
-    await link.close()
+    async with receiving(federation, floats, keys[0]) as (link, intake):
+        start, cpu = time.monotonic(), time.process_time()
+        fetch = asyncio.create_task(link.snapshot(manifest, goal, intake))
+        while link.bytes_received < manifest.size // 2:
+            await asyncio.sleep(0.01)
+            if fetch.done():
+                fetch.result()
+        served[0].kill()
+        served.append(Served(folder / "remote", federation, keys[1]))
+        await asyncio.wait_for(fetch, PATIENCE + manifest.size / 20e6)
+        seconds, cpu = time.monotonic() - start, time.process_time() - cpu
+        received = link.bytes_received
     serving_cpu, serving_peak = served[1].ended()
     gigabytes, here = manifest.size / 1e9, peak_rss_bytes() / 1e6
     print(
@@ -82,6 +80,25 @@ async def measure(folder: Path, floats: int, *, insecure: bool) -> int:
     print(f"peak memory: receiving {here:.0f} MB, serving {serving_peak:.0f} MB, allowed {ALLOWED_MB} MB")
     print(f"bytes sent twice: {received - manifest.size}")
     return 1 if max(here, serving_peak) > ALLOWED_MB or received != manifest.size else 0
+
+
+def federation_of_two() -> Federation:
+    """Peers 0, who receives, and 1, who sends, on this machine."""
+    peers = [{"id": i, "address": address, "arch": "cnn6"} for i, address in enumerate(free_addresses(2))]
+    return build_federation({"federation": "transfer", "peers": peers}, "the benchmark")
+
+
+@asynccontextmanager
+async def receiving(federation: Federation, floats: int, keys: Path | None) -> AsyncIterator[tuple[Link, Intake]]:
+    """Peer 0's link to peer 1, and its checks of snapshots of so many floats."""
+    heap.tune()
+    heap.settle()
+    layout: Layout = {"weights": TensorSpec("F32", (floats,))}
+    link = Link(federation, 0, 1, Waits(), tls=keys and Tls(keys, federation.federation, 0))
+    try:
+        yield link, Intake(federation, {"cnn6": layout}, classes=1)
+    finally:
+        await link.close()
 
 
 def publish(root: Path, federation: Federation, floats: int) -> Manifest:
@@ -128,6 +145,7 @@ class Served:
     def ended(self) -> tuple[float, float]:
         """End it; the CPU seconds that it has taken, and its peak memory in MB."""
         self._told.send(None)
+        self._told.recv()  # that it was ready
         cpu, peak = self._told.recv()
         self._process.join()
         return cpu, peak
@@ -138,6 +156,8 @@ def serve(root: Path, federation: Federation, keys: Path | None, told: Connectio
 
 
 async def serve_until_told(root: Path, federation: Federation, keys: Path | None, told: Connection) -> None:
+    heap.tune()
+    heap.settle()
     store, status = Store(root), Status()
     store.open(federation, 1)
     manifest = store.manifest(0)
@@ -145,6 +165,7 @@ async def serve_until_told(root: Path, federation: Federation, keys: Path | None
     tls = keys and Tls(keys, federation.federation, 1)
     server = await start_server(federation.peer(1).address, PeerServicer(federation, 1, store, status, tls=tls))
     before = time.process_time()
+    told.send(None)
     await asyncio.to_thread(told.recv)
     told.send((time.process_time() - before, peak_rss_bytes() / 1e6))
     await server.stop(grace=0)

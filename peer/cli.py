@@ -62,10 +62,11 @@ def peer(
     Example: crad-peer --id 3 --peers peers.yaml
     """
     del version
-    from peer import log
+    from peer import heap, log
     from peer.host import make_host
     from peer.node import Node
 
+    heap.tune()
     log.configure(log_format, peer_id)
     federation = load_federation(peers, data_dir)
     host = make_host(
@@ -83,6 +84,7 @@ def peer(
         insecure=insecure,
         recover=recover,
     )
+    heap.settle()
     try:
         with interruptible("start the same command again to continue"):
             asyncio.run(Node(federation, host, Waits(start=start_wait, linger=linger)).run())

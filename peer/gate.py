@@ -27,6 +27,7 @@ from google.protobuf.message import Message
 
 from crad_p2p.federation import Federation
 from peer._proto.crad.v1 import peer_pb2
+from peer.chunks import Piece
 from peer.intake import MessageError, parse
 from peer.refusals import Refusals
 from peer.tls import Caller, CallerError, Tls
@@ -86,7 +87,7 @@ class _Open:
             if not self._is_writing:
                 self._task.cancel()
 
-    async def write(self, message: Message) -> None:
+    async def write(self, message: Message | Piece) -> None:
         """Send a message."""
         self._is_writing = True
         try:
@@ -339,5 +340,5 @@ class Gate(grpc.GenericRpcHandler):
         raise AssertionError("abort raises")
 
 
-def _raw(message: Message) -> bytes:
+def _raw(message: Message | Piece) -> bytes:
     return message.SerializeToString()

@@ -26,7 +26,7 @@ from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, Waits, dial
 from peer.hello import describe_disagreement, greeting
-from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, check_seen, parse
+from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, check_seen, parse, parse_chunk
 from peer.signatures import check_greeting
 from peer.strangers import describe_stranger
 from peer.tls import Tls
@@ -498,28 +498,36 @@ class Link:
             peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset, recheck=recheck
         )
         call = stub.GetSnapshot(request)
+        now, wait = asyncio.get_running_loop().time, self._waits.no_progress
         try:
-            with partial.open("ab") as file:
-                while chunk := await self._next(peer_pb2.Chunk, call):
-                    data = chunk.data  # once: every access makes a copy
-                    if chunk.offset != offset:
-                        raise DamagedFileError(
-                            f"chunk of {len(data)} bytes at {chunk.offset}, expected one at {offset}"
-                        )
-                    offset += len(data)
-                    if offset > manifest.size:
-                        raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
-                    if len(data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
-                        raise DamagedFileError(f"chunk of {len(data)} bytes in the middle of the file")
-                    file.write(data)
-                    self.bytes_received += len(data)
-                    if not has_right_header:
-                        file.flush()
-                        has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
+            # One limit that is put off: a task and a timer for each chunk cost more than its encryption.
+            async with asyncio.timeout(wait) as limit:
+                with partial.open("ab") as file:
+                    while (chunk := await self._chunk(call)) is not None:
+                        at, data = chunk
+                        if at != offset:
+                            raise DamagedFileError(f"chunk of {len(data)} bytes at {at}, expected one at {offset}")
+                        offset += len(data)
+                        if offset > manifest.size:
+                            raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
+                        if len(data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
+                            raise DamagedFileError(f"chunk of {len(data)} bytes in the middle of the file")
+                        file.write(data)
+                        self.bytes_received += len(data)
+                        if not has_right_header:
+                            file.flush()
+                            has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
+                        limit.reschedule(now() + wait)
         except MessageError as error:
             raise DamagedFileError(str(error)) from None
         finally:
             call.cancel()
+
+    async def _chunk(self, call: Any) -> tuple[int, memoryview] | None:
+        """Offset and data of the next chunk of a stream; None at its end."""
+        raw = await call.read()
+        self._last_heard = asyncio.get_running_loop().time()
+        return None if raw is grpc.aio.EOF else parse_chunk(raw)
 
     @staticmethod
     def _has_right_header(intake: Intake, partial: Path, manifest: Manifest, *, is_vouched_for: bool) -> bool:

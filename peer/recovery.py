@@ -21,7 +21,8 @@ from crad_p2p.results import RoundRecord
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
-from peer.intake import CHUNK_BYTES, Intake
+from peer.chunks import LEAST_BYTES
+from peer.intake import Intake
 from peer.link import Link, RoundGoneError
 from peer.store import Store
 from peer.tls import Tls
@@ -207,7 +208,7 @@ async def _fetch(
             manifest = await within(waits.connect, link.manifest(number, intake, own_id))
             if sha256 is not None and manifest.sha256 != sha256:
                 continue
-            await _take(link, manifest, store, intake, waits, least=CHUNK_BYTES)
+            await _take(link, manifest, store, intake, waits, least=LEAST_BYTES)
         except _SlowError as error:
             logger.info("round %d: %s", number, error)
             slow.append((link, manifest))

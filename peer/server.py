@@ -29,10 +29,11 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.accepting import make_server
 from peer.binding import why_not_bound
 from peer.channels import server_options
+from peer.chunks import Pace, Piece
 from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from peer.gate import SERVICE, Call, Gate
 from peer.hello import PROTOCOL, describe_disagreement
-from peer.intake import CHUNK_BYTES, document_digest
+from peer.intake import document_digest
 from peer.refusals import Refusals
 from peer.signatures import sign_greeting
 from peer.status import Status
@@ -142,7 +143,7 @@ class PeerServicer:
         document = manifest.to_bytes()
         return peer_pb2.GetManifestReply(document=document, manifest_sha256=document_digest(document))
 
-    async def GetSnapshot(self, request: peer_pb2.GetSnapshotRequest, call: Call) -> AsyncIterator[peer_pb2.Chunk]:
+    async def GetSnapshot(self, request: peer_pb2.GetSnapshotRequest, call: Call) -> AsyncIterator[Piece]:
         manifest = await self._published(request.peer, request.round, call)
         if request.sha256 != manifest.sha256:
             await call.abort(
@@ -165,11 +166,12 @@ class PeerServicer:
         try:
             # The open file stays readable to its end even if the round is deleted meanwhile.
             with path.open("rb", buffering=0) as file:
-                offset = request.offset
-                while data := os.pread(file.fileno(), CHUNK_BYTES, offset):
-                    yield peer_pb2.Chunk(offset=offset, data=data)
+                offset, pace = request.offset, Pace()
+                while data := os.pread(file.fileno(), pace.next(), offset):
+                    yield Piece(offset, data)
                     offset += len(data)
                     self.bytes_sent += len(data)
+                    pace.took(len(data), time.monotonic())
         except FileNotFoundError:
             await self._gone(request.peer, request.round, call)
         except OSError as error:

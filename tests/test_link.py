@@ -44,8 +44,9 @@ from crad_p2p.snapshot import SnapshotError, TensorSpec
 from launch.proxy import Proxy
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
 from peer.channels import Waits
+from peer.chunks import LEAST_BYTES
 from peer.hello import PROTOCOL
-from peer.intake import CHUNK_BYTES, LARGEST_CHUNK_BYTES, MAX_REQUEST_BYTES, NONCE_BYTES, Intake, document_digest
+from peer.intake import LARGEST_CHUNK_BYTES, MAX_REQUEST_BYTES, NONCE_BYTES, Intake, document_digest
 from peer.link import Link
 from peer.server import start_server
 from peer.turns import Slots
@@ -493,7 +494,7 @@ async def test_a_snapshot_arrives_whole_and_is_counted(tmp_path: Path) -> None:
         await link.snapshot(manifest_of(0), path, INTAKE)
         assert arrived(path)
         assert remote.servicer.offsets == [0]
-        assert link.bytes_received == remote.servicer.bytes_sent == SIZE > 5 * CHUNK_BYTES
+        assert link.bytes_received == remote.servicer.bytes_sent == SIZE > 5 * LEAST_BYTES
 
 
 @in_loop
@@ -646,7 +647,7 @@ async def test_a_transfer_that_stands_still_is_resumed(tmp_path: Path, caplog: p
         async def chunks(self, request: Any, context: Any) -> AsyncIterator[peer_pb2.Chunk]:
             async for each in super().chunks(request, context):
                 yield each
-                if len(self.offsets) == 1 and each.offset == CHUNK_BYTES:
+                if len(self.offsets) == 1 and each.offset == LEAST_BYTES:
                     await asyncio.Event().wait()
 
     path = tmp_path / "1.safetensors"
@@ -654,9 +655,9 @@ async def test_a_transfer_that_stands_still_is_resumed(tmp_path: Path, caplog: p
     async with serving(tmp_path, StandsStill) as remote, linked(remote.port, waits) as link:
         await link.snapshot(manifest_of(0), path, INTAKE)
         assert arrived(path)
-        assert remote.servicer.offsets == [0, 2 * CHUNK_BYTES]
+        assert remote.servicer.offsets == [0, 2 * LEAST_BYTES]
         assert link.bytes_received == SIZE
-    assert f"cut at byte {2 * CHUNK_BYTES}: nothing came for 0.5 s; resuming" in caplog.text
+    assert f"cut at byte {2 * LEAST_BYTES}: nothing came for 0.5 s; resuming" in caplog.text
 
 
 @in_loop

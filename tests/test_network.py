@@ -46,8 +46,9 @@ from launch.proxy import Proxy
 from peer import witness
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import CLIENT_OPTIONS, Waits
+from peer.chunks import LEAST_BYTES
 from peer.exchange import Exchange
-from peer.intake import CHUNK_BYTES, Intake, document_digest
+from peer.intake import Intake, document_digest
 from peer.link import Link
 from peer.status import Status
 from peer.store import Store
@@ -485,7 +486,7 @@ async def unplugged_and_back(
         try:
             await witness.connection(True)
             fetching = asyncio.create_task(link.snapshot(manifest_of(0), path, INTAKE))
-            await until(lambda: link.bytes_received > 4 * CHUNK_BYTES)
+            await until(lambda: link.bytes_received > 4 * LEAST_BYTES)
             start = time.monotonic()
             switch.unplug(number)
             noticed = None

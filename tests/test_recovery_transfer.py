@@ -13,7 +13,7 @@ from crad_p2p.manifest import Manifest
 from launch.proxy import Proxy
 from peer import recovery
 from peer.channels import Waits
-from peer.intake import CHUNK_BYTES
+from peer.chunks import LEAST_BYTES
 from peer.link import Link
 from peer.recovery import _SlowError, _while_it_moves
 from peer.store import Store
@@ -60,10 +60,10 @@ def test_one_that_sends_a_little_now_and_then_is_left_for_another(
             linked(proxy.port) as slow,
             linked(other.port) as fast,
         ):
-            proxy.down.bandwidth = CHUNK_BYTES / 2
+            proxy.down.bandwidth = LEAST_BYTES / 2
 
             async def take(link: Link, manifest: Manifest, *_: Any, least: int) -> None:
-                proxy.down.bandwidth = None if least == 1 else CHUNK_BYTES / 2
+                proxy.down.bandwidth = None if least == 1 else LEAST_BYTES / 2
                 await _while_it_moves(link, link.snapshot(manifest, tmp_path / "back", INTAKE), 0.3, least)
                 taken.append(link)
 

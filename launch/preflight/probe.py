@@ -16,6 +16,7 @@ import grpc
 
 from crad_p2p.federation import Federation
 from peer._proto.crad.v1 import peer_pb2
+from peer.chunks import Piece
 from peer.gate import Call
 from peer.refusals import Refusals
 from peer.server import PeerServicer, Server
@@ -103,10 +104,10 @@ class Probe(PeerServicer):
         del request
         await self._send_away(call)
 
-    async def GetSnapshot(self, request: peer_pb2.GetSnapshotRequest, call: Call) -> AsyncIterator[peer_pb2.Chunk]:
+    async def GetSnapshot(self, request: peer_pb2.GetSnapshotRequest, call: Call) -> AsyncIterator[Piece]:
         del request
         await self._send_away(call)
-        yield peer_pb2.Chunk()
+        yield Piece(0, b"")
 
     async def _receive(self, caller: int | None, call: Call) -> None:
         if caller is not None and caller != self._id:
