@@ -7,7 +7,6 @@ which for a snapshot costs more than the encryption.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 #: Bytes of data in one message. A transfer is seen to move when a whole message has come, so a thin line gets small
 #: ones; each message costs CPU time of its own, so a fast line gets large ones: 64 KiB cost 1.5 times as much for a
@@ -51,17 +50,29 @@ class Pace:
         return MOST_BYTES if arrived / seconds * _SECONDS >= MOST_BYTES else LEAST_BYTES
 
 
-@dataclass(frozen=True, slots=True)
 class Piece:
-    """A ``Chunk`` to be sent: its place in the file, and its bytes."""
+    """A ``Chunk`` to be sent. Its data are kept only as they are sent, since many may wait at once for slow lines.
 
-    offset: int
-    data: bytes
+    Attributes:
+        offset: of the first byte of ``data`` in the file.
+    """
+
+    __slots__ = ("_raw", "_start", "offset")
+
+    def __init__(self, offset: int, data: bytes) -> None:
+        self.offset = offset
+        place = bytes((_OFFSET,)) + _varint(offset) if offset else b""
+        head = place + bytes((_DATA,)) + _varint(len(data))
+        self._start = len(head)
+        self._raw = head + data
+
+    @property
+    def data(self) -> memoryview:
+        return memoryview(self._raw)[self._start :]
 
     def SerializeToString(self) -> bytes:
         """As protobuf's class does it."""
-        place = bytes((_OFFSET,)) + _varint(self.offset) if self.offset else b""
-        return b"".join((place, bytes((_DATA,)), _varint(len(self.data)), self.data))
+        return self._raw
 
 
 def split(raw: bytes) -> tuple[int, memoryview] | None:

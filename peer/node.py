@@ -28,6 +28,7 @@ from crad_p2p.privacy import create_key, describe_noise, load_key
 from crad_p2p.results import BestRound, PeerResult, RoundRecord, Seconds, total
 from crad_p2p.snapshot import SNAPSHOT_FILE, layout_from_json
 from peer import events as e
+from peer import heap
 from peer._proto.crad.v1 import peer_pb2
 from peer.barrier import Barrier, Quorum
 from peer.channels import Waits, require_loopback
@@ -243,7 +244,7 @@ class Node:
                     self._say_what_takes_long(),
                 )
                 background = [self._spawn(each) for each in watches] + self._exchange.watch()
-                background.append(self._spawn(self._save_refusals()))
+                background += [self._spawn(self._save_refusals()), self._spawn(heap.keep_small(self._bytes_moved))]
                 if self._tls is not None:
                     background.append(self._spawn(self._tls.watch(on_change=self._renew)))
                 self._learner_task = self._spawn(self._run_learner())

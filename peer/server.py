@@ -167,11 +167,14 @@ class PeerServicer:
             # The open file stays readable to its end even if the round is deleted meanwhile.
             with path.open("rb", buffering=0) as file:
                 offset, pace = request.offset, Pace()
-                while data := os.pread(file.fileno(), pace.next(), offset):
-                    yield Piece(offset, data)
-                    offset += len(data)
-                    self.bytes_sent += len(data)
-                    pace.took(len(data), time.monotonic())
+                while True:
+                    piece = Piece(offset, os.pread(file.fileno(), pace.next(), offset))
+                    if not (count := len(piece.data)):
+                        break
+                    yield piece
+                    offset += count
+                    self.bytes_sent += count
+                    pace.took(count, time.monotonic())
         except FileNotFoundError:
             await self._gone(request.peer, request.round, call)
         except OSError as error:
