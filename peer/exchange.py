@@ -20,7 +20,7 @@ from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
 from peer.hello import data_as_json, describe_data_difference
-from peer.intake import Intake
+from peer.intake import Intake, document_digest
 from peer.link import Link, RoundGoneError
 from peer.standstill import LONG, Way
 from peer.status import Status
@@ -79,9 +79,9 @@ class Exchange:
         self._spawn = spawn
         self._may_lose = may_lose
         self._latest_states: dict[int, peer_pb2.PeerState] = {}
-        self._newest: dict[int, Manifest] = {}
+        self._newest: dict[int, Manifest] = {}  # without its teachers: of N peers those are N times N, in memory
         self._counts: dict[int, tuple[int, ...]] = {}  # n of every class, which a peer never changes
-        self._shown: dict[int, tuple[int, bytes]] = {}
+        self._shown: dict[int, tuple[int, str]] = {}  # the round and digest of the last manifest
         self._have_same_data: set[int] = set()
         self._have_other_data: set[int] = set()
         self._behind: set[int] = set()
@@ -125,7 +125,7 @@ class Exchange:
         """Begin to follow all others. What is on disk of them counts as announced: it need not be asked for."""
         for peer in self._links:
             if (newest := self._store.newest_received(peer)) is not None:
-                self._newest[peer] = newest
+                self._newest[peer] = _without_teachers(newest)
                 self._counts[peer] = newest.statistics.counts
                 self._tell(e.Announced(peer, newest.round))
         return [self._spawn(link.watch()) for link in self._links.values()]
@@ -244,7 +244,7 @@ class Exchange:
     def _compare_manifest(self, peer: int) -> None:
         """Look at what a peer shows now, also where nothing of it has to be fetched (any more)."""
         state = self._latest_states[peer]
-        shown = state.round, state.manifest
+        shown = state.round, document_digest(state.manifest)
         if not self._intake_known.is_set() or self._shown.get(peer) == shown:
             return
         self._shown[peer] = shown
@@ -326,7 +326,7 @@ class Exchange:
             await asyncio.to_thread(self._store.make_received_durable, peer, number)
         self._examine(manifest)
         if peer not in self._newest or self._newest[peer].round < number:
-            self._newest[peer] = manifest
+            self._newest[peer] = _without_teachers(manifest)
         if self._is_ahead(number) and not await self._see_majority(peer, number):
             return
         self._tell(e.ManifestHeld(peer, number))
@@ -521,7 +521,7 @@ class Exchange:
     # --- what is remembered ----------------------------------------------------------------------------------------
 
     def newest_manifests(self, number: int) -> list[Manifest]:
-        """Of every other peer the newest manifest that is here, up to this round."""
+        """Of every other peer the newest manifest that is here, up to this round; perhaps without its teachers."""
         found = []
         for peer, newest in self._newest.items():
             if newest.round <= number:
@@ -566,6 +566,10 @@ class Exchange:
             documents[f"peer {known.peer}, round {known.round}, as it was here"] = known.to_bytes().decode()
         path = self._store.save_conflict(conflict, documents)
         logger.error("%s; evidence is kept in %s", conflict, path)
+
+
+def _without_teachers(manifest: Manifest) -> Manifest:
+    return manifest.model_copy(update={"consumed": (), "missing": (), "quarantined": (), "signature": None})
 
 
 def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply, rounds: int) -> None:
