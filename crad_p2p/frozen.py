@@ -99,7 +99,9 @@ class Frozen:
             if kinds["get_attr"] or kinds["placeholder"] != 1:  # tensors that no module of torch's owns, more inputs
                 return None
             tensors = {
-                name: torch.zeros_like(value, device="cpu") for name, value in self._skeleton.state_dict().items()
+                # Not by zeros_like, which for meta tensors imports the symbolic algebra of torch's compiler.
+                name: torch.zeros(value.shape, dtype=value.dtype)
+                for name, value in self._skeleton.state_dict().items()
             }
             with torch.no_grad():
                 self._bound(traced.graph, tensors, torch.float32, 2)(torch.zeros(2, *image_shape), _note_shape)
