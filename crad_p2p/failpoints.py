@@ -2,7 +2,7 @@
 
 ``CRAD_FAIL_POINT=NAME@ROUND`` and ``CRAD_FAIL_MARKER=PATH`` kill the process that comes by NAME in that round, once:
 the marker is made first, and where it exists nothing happens. ``NAME@ROUND@both`` takes the service along with its
-learner. Without these variables a fail point costs one comparison.
+learner. Without these variables a fail point costs one look at the environment.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+
+from crad_p2p.parent import employer
 
 #: In the service, in the order of a round; a commit makes four files durable, then their directory, and renames it.
 SERVICE_POINTS = (
@@ -51,17 +53,15 @@ LEARNER_POINTS = (
     "checkpoint-written",
 )
 
-_POINT = os.environ.get("CRAD_FAIL_POINT", "")
-
 
 def fail_point(name: str, number: int) -> None:
     """Kill this process if it is told to end here, in this round."""
-    if _POINT:
-        _kill_if_due(name, number)
+    if point := os.environ.get("CRAD_FAIL_POINT"):  # not read once: a learner may have been forked by another process
+        _kill_if_due(point, name, number)
 
 
-def _kill_if_due(name: str, number: int) -> None:
-    due, _, rest = _POINT.partition("@")
+def _kill_if_due(point: str, name: str, number: int) -> None:
+    due, _, rest = point.partition("@")
     at, _, both = rest.partition("@")
     if (due, at) != (name, str(number)):
         return
@@ -70,5 +70,5 @@ def _kill_if_due(name: str, number: int) -> None:
     except FileExistsError:
         return
     if both and name in LEARNER_POINTS:
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(employer(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -53,6 +53,8 @@ from crad_p2p.parent import end_with_parent
 from crad_p2p.privacy import load_key
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
 
+#: What numpy and torch import only when they need it: for a process that becomes many learners (``crad_p2p.forking``).
+LATER = ("numpy.ctypeslib", "numpy.ma", "numpy.random", "torch.utils._device")
 #: Seconds between two progress events of one phase.
 _PROGRESS_INTERVAL = 0.2
 #: Fail points in the middle of a phase.

@@ -34,3 +34,18 @@ def end_with_named_parent() -> None:
         end_with_parent(signal.Signals(number))
         if os.getppid() != parent:  # it ended before this process could ask
             os.kill(os.getpid(), number)
+
+
+#: Of a process that a fork server made, which is its parent only to the system.
+_acts_for: int | None = None
+
+
+def act_for(pid: int) -> None:
+    """From now on this process works for that one."""
+    global _acts_for
+    _acts_for = pid
+
+
+def employer() -> int:
+    """The process for which this one works: the one that started it, or asked a fork server for it."""
+    return os.getppid() if _acts_for is None else _acts_for

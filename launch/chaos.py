@@ -22,8 +22,10 @@ from pathlib import Path
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
 from launch.authority import throwaway
+from launch.children import environment
 from launch.faults import Fault, plan
-from launch.mesh import environment, last_words, peer_dir, tls_dir
+from launch.forking import fork_server
+from launch.mesh import last_words, peer_dir, tls_dir
 from launch.proxy import Proxy
 from launch.quick import write_federation
 from peer.store import Store
@@ -105,6 +107,7 @@ class Chaos:
         self._broken: dict[Proxy, list[Fault]] = defaultdict(list)  # the cuts that last there
         self._away: dict[int, float] = {}  # peer -> until when it is not started again
         self._all_ended = asyncio.Event()
+        self._forking: dict[str, str] = {}
         self.report = Report()
 
     async def run(self) -> Report:
@@ -115,6 +118,7 @@ class Chaos:
             CradError: a peer ended with an error of its own.
         """
         async with contextlib.AsyncExitStack() as stack:
+            self._forking = await stack.enter_async_context(fork_server(self._out, self._note))
             for i in self._federation.ids:
                 for j in self._federation.ids:
                     if i != j:
@@ -224,7 +228,8 @@ class Chaos:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=environment(signal.SIGKILL),  # one that is stopped would not act on a milder signal
+                # One that is stopped would not act on a milder signal.
+                env={**environment(signal.SIGKILL), **self._forking},
             )
 
     def _pids(self, peer: int, how: str) -> list[int]:

@@ -33,9 +33,10 @@ from crad_p2p.federation import Federation, build_federation, describe_differenc
 from crad_p2p.lines import say
 from crad_p2p.results import RoundRecord, Summary
 from launch import certs, template
+from launch.children import environment
 from launch.collect import collect, write_results
 from launch.computing import Computing
-from launch.mesh import Mesh, environment, peer_dir
+from launch.mesh import Mesh, peer_dir
 from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
 from launch.view import Progress, result_table
 from peer import options

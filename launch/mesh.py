@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -13,9 +12,10 @@ import grpc.aio
 
 from crad_p2p.errors import CradError, ExitCode, IncompleteError, error_of
 from crad_p2p.federation import Federation
-from crad_p2p.parent import parent_entry
 from launch.authority import throwaway
+from launch.children import environment
 from launch.computing import Computing
+from launch.forking import fork_server
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, dial
@@ -73,6 +73,7 @@ class Mesh:
         self._recover = recover
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._forking: dict[str, str] = {}
         self.reservations: dict[int, str] = {}
         self.failed: dict[int, str] = {}
 
@@ -83,11 +84,15 @@ class Mesh:
             CradError: the first failure of a peer, in its own words (under policy ``quorum`` the first that leaves too
                 few); all others are stopped, and continue when the mesh is started again.
         """
-        throwaway(self._out / "tls", self._federation.federation, self._federation.ids)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stopped.set)
+        async with fork_server(self._out, self._progress.note) as self._forking:
+            throwaway(self._out / "tls", self._federation.federation, self._federation.ids)  # while that one imports
+            await self._run_all(stopped)
+
+    async def _run_all(self, stopped: asyncio.Event) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 watchers = [group.create_task(self._watch(peer)) for peer in self._federation.ids]
@@ -155,7 +160,8 @@ class Mesh:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=environment(signal.SIGTERM),  # should this process be killed, it stops as if told to
+                # Should this process be killed, it stops as if told to.
+                env={**environment(signal.SIGTERM), **self._forking},
             )
         self._processes[peer] = process
         return await process.wait()
@@ -213,12 +219,3 @@ def last_words(out: Path, peer: int, status: int) -> str:
         )
     said = lines[-1].removeprefix("crad-peer: ") if lines else "without a word"
     return f"{said} (log: {log})"
-
-
-def environment(number: signal.Signals) -> dict[str, str]:
-    """Of a child that gets this signal when this process has ended, however that ends.
-
-    Without the options of a single peer, which the user may have set for another purpose.
-    """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CRAD_")}
-    return {**inherited, **parent_entry(number)}

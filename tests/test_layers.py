@@ -18,6 +18,7 @@ TORCH_FREE = (
     "failpoints",
     "federation",
     "foreign",
+    "forking",
     "manifest",
     "memory",
     "privacy",

@@ -14,7 +14,7 @@ import pytest
 from processes import ENVIRONMENT, Peers, has_ended, until, up_command
 
 from crad_p2p.errors import ExitCode
-from launch.mesh import environment
+from launch.children import environment
 
 ROOT = Path(__file__).parents[1]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not offer it")
@@ -28,7 +28,7 @@ sys.stdin.read()
 #: Starts the child, shares its input and output with it, and waits to be killed.
 PARENT = """
 import signal, subprocess, sys
-from launch.mesh import environment
+from launch.children import environment
 subprocess.run([sys.executable, "-c", sys.argv[1]], env=environment(signal.SIGTERM))
 """
 

@@ -1,9 +1,9 @@
 """With this folder on PYTHONPATH the learner is a few lines in place of torch: ready at once, and slow only if told.
 
-Python imports this module at every start; in any process but a learner it does nothing, unless LIGHT_SIGNAL is
-``NUMBER@MODULE``: the process then gets this signal when it imports that module. So all of ``crad-peer`` is the real
-one, and a test decides when a peer trains and what it publishes. The folder LIGHT_CONTROL may hold, for one peer
-(``NAME-ID``) or for all (``NAME``):
+Python imports this module at every start; a fork server it ends at once. In any other process but a learner it does
+nothing, unless LIGHT_SIGNAL is ``NUMBER@MODULE``: the process then gets this signal when it imports that module. So all
+of ``crad-peer`` is the real one, and a test decides when a peer trains and what it publishes. The folder LIGHT_CONTROL
+may hold, for one peer (``NAME-ID``) or for all (``NAME``):
 
     hold     no round from this number on is trained while the file is there
     seconds  how long a round takes
@@ -151,6 +151,8 @@ class Signaller:
 
 if "LIGHT_SIGNAL" in os.environ:
     sys.meta_path.insert(0, Signaller(*os.environ["LIGHT_SIGNAL"].split("@")))  # type: ignore[arg-type]
+if "crad_p2p.forking" in sys.orig_argv:
+    os._exit(0)  # it would import torch, and make learners that are not light
 if "crad_p2p.learner" in sys.orig_argv:
     parser = argparse.ArgumentParser()
     parser.add_argument("--id", type=int)
