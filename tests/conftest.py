@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 import launch.quick
 
 pytest.register_assert_rewrite("processes")  # its assertions are to say as much as those of tests
-from processes import Peer, Peers  # noqa: E402
+from processes import FORK_SERVER, Peer, Peers  # noqa: E402
 
 #: A learner for tests that is no test.
 collect_ignore = ["light"]
@@ -52,6 +52,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _end_of_fork_server() -> Iterator[None]:
+    yield
+    FORK_SERVER.end()
 
 
 @pytest.fixture

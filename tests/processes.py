@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 import yaml
 
+from crad_p2p import forking
 from crad_p2p.errors import ExitCode
 from crad_p2p.manifest import Manifest
+from crad_p2p.parent import parent_entry
 from crad_p2p.results import PeerResult, RoundRecord
 from launch.authority import throwaway
 from launch.quick import free_ports
@@ -75,6 +78,45 @@ def until(test: Callable[[], Any], what: str, seconds: float = 120.0) -> None:
     while not test():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.01)
+
+
+class ForkServer:
+    """One for all real learners of a test session that may share it, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def entries(self) -> dict[str, str]:
+        """For the environment of a peer whose learner it is to fork; empty where the system does not offer that."""
+        if not forking.is_supported():
+            return {}
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory()
+            with forking.listen(self._path) as listener:
+                self._process = subprocess.Popen(
+                    forking.command(listener, "crad_p2p.learner"),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                    env={**ENVIRONMENT, **parent_entry(signal.SIGKILL)},
+                )
+        return {forking.NAME: str(self._path)}
+
+    @property
+    def _path(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name, "socket")
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+FORK_SERVER = ForkServer()
 
 
 class Peer:
@@ -241,6 +283,8 @@ class Peers:
         **environment: str,
     ) -> Peer:
         state = state or self.state(peer)
+        if not self.light and self.count > 1:
+            environment = {**FORK_SERVER.entries(), **environment}
         if self.light:
             paths = [str(LIGHT), environment.pop("PYTHONPATH", ENVIRONMENT.get("PYTHONPATH", ""))]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

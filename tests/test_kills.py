@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from processes import Peer, federation_file, has_ended, until
+from processes import FORK_SERVER, Peer, federation_file, has_ended, until
 from rich.console import Console
 
 import peer.store
@@ -99,7 +99,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 class Mesh:
-    """Real peers, and all starts of each."""
+    """Real peers, and all starts of each. The learners of many are forked, those of two are children of the service."""
 
     def __init__(self, folder: Path, file: Path) -> None:
         self.folder = folder
@@ -111,7 +111,8 @@ class Mesh:
         state = state or self.folder / f"peer{i}"
         options = ["--id", str(i), "--peers", str(self.file), "--state-dir", str(state)]
         options += ["--device", "cpu", "--threads", "1"]
-        self.starts[i].append(Peer(self.folder, *options, state=state, **environment))
+        forking = FORK_SERVER.entries() if len(self.starts) > 2 else {}
+        self.starts[i].append(Peer(self.folder, *options, state=state, **forking, **environment))
         return self.starts[i][-1]
 
     def start_all(self, **environment: str) -> None:
@@ -155,7 +156,8 @@ class Mesh:
             self.now(i).process.kill()
             learner = self.now(i).learner()
             if learner and not has_ended(learner, self.now(i).state):
-                os.kill(learner, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ends with its service
+                    os.kill(learner, signal.SIGKILL)
         for i in self.starts:
             assert self.now(i).ended() == -signal.SIGKILL, self.log(i)
             until(lambda: has_ended(self.now(i).learner(), self.now(i).state), "the learner is gone", 10)  # noqa: B023
@@ -166,7 +168,8 @@ class Mesh:
             if peers and (learner := self.now(i).learner()) and not has_ended(learner, self.now(i).state):
                 running.append(learner)  # it may be stopped, and would not see that its service ends
             for pid in running:
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # a learner ends with its service
+                    os.kill(pid, signal.SIGKILL)
         for peers in self.starts.values():
             for each in peers:
                 each.end()
@@ -187,6 +190,7 @@ def assert_undisturbed(mesh: Mesh, expected: Undisturbed) -> None:
     for i in mesh.starts:
         here, log = mesh.now(i), mesh.log(i)
         assert "Traceback" not in log
+        assert "the learner is not forked" not in log
         history = here.history()
         assert [(record.round, record.snapshot_sha256) for record in history] == expected.digests(i), i
         others = tuple(j for j in mesh.starts if j != i)

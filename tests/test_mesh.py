@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from processes import Peers, until, up_command
 
+from crad_p2p.forking import is_supported
 from peer.lock import Lock
 
 ROUNDS = 3
@@ -158,6 +159,8 @@ def test_killed_and_stopped_a_run_continues_to_the_same_bytes(tmp_path):
         for line in process.stdout:  # type: ignore[union-attr]
             lines.append(line)
             if line.startswith("round 1 of"):
+                learners = [int((tmp_path / f"run/peers/{peer}/learner.pid").read_text()) for peer in range(3)]
+                parents = {_parent(learner) for learner in learners} if is_supported() else {0}
                 for name, peer in (("service", 2), ("learner", 0)):
                     os.kill(int((tmp_path / f"run/peers/{peer}/{name}.pid").read_text()), signal.SIGKILL)
             elif line.startswith("round 3 of"):
@@ -171,6 +174,7 @@ def test_killed_and_stopped_a_run_continues_to_the_same_bytes(tmp_path):
     log = (tmp_path / "run/peers/0/log.txt").read_text()
     assert "the learner process was killed by SIGKILL; starting it again" in log
     assert "run the same command again to continue" in " ".join(output.split())
+    assert len(parents) == 1  # all are forked by one process
     stopped = summary(tmp_path / "run")
     assert stopped["complete"] is False
     assert min(peer["rounds_completed"] for peer in stopped["peers"]) >= 3
@@ -213,6 +217,33 @@ def test_no_process_is_left_behind(runs):
         while _runs(pid, runs[0]) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not _runs(pid, runs[0]), path
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.skipif(not is_supported(), reason="the system does not offer it")
+def test_when_the_fork_server_is_killed_the_run_goes_on(tmp_path):
+    small = ["--count", "3", "--rounds", "6", "--pool", "cnn6@0.125", "--samples", "300", "--threads", "1"]
+    assert mesh("simulate", *small, "--out", "expected", cwd=tmp_path).returncode == 0
+    command = [str(Path(sys.executable).with_name("crad-mesh")), "up", *small, "--no-alone", "--out", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in process.stdout:  # type: ignore[union-attr]
+            if line.startswith("round 1 of"):
+                os.kill(_parent(int((tmp_path / "run/peers/0/learner.pid").read_text())), signal.SIGKILL)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    for peer in range(3):
+        log = (tmp_path / f"run/peers/{peer}/log.txt").read_text()
+        assert "the learner process was killed by SIGKILL; starting it again" in log
+        assert "the learner is not forked ([Errno 111] Connection refused); it is started like any other process" in log
+    expected, found = summary(tmp_path / "expected"), summary(tmp_path / "run")
+    assert [p["snapshot_sha256"] for p in found["peers"]] == [p["snapshot_sha256"] for p in expected["peers"]]
+    assert list((tmp_path / "run").glob("fork-server*")) == []
 
 
 def _runs(pid: int, folder: Path) -> bool:
