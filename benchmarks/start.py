@@ -42,7 +42,7 @@ _WITHOUT = [
 class Run:
     """Of one start: seconds from the command to the first and to the last peer's first training step; CPU seconds of
     all processes until then, and the share of the cores that others used meanwhile; megabytes at the peak in all, and
-    of a learner and a service.
+    of a learner and a service, and those that a learner shares with nobody.
     """
 
     first: float
@@ -52,6 +52,7 @@ class Run:
     memory: float
     learner: float
     service: float
+    own: float
 
 
 def main() -> None:
@@ -82,6 +83,7 @@ def main() -> None:
         "memory": "memory of all processes (MB)",
         "learner": "memory of a learner (MB)",
         "service": "memory of a service (MB)",
+        "own": "of a learner, not shared (MB)",
     }
     figures = {name: [getattr(run, name) for run in runs] for name in words}
     for name, values in figures.items():
@@ -101,7 +103,7 @@ def start(command: list[str], count: int, out: Path) -> Run:
     """Run it to round 1."""
     begun, busy = time.monotonic(), busy_seconds()
     process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    cpu = others = memory = 0.0
+    cpu = others = memory = own = 0.0
     peak: dict[str, float] = defaultdict(float)
     try:
         while len(list(out.glob("peers/*/rounds/000001"))) < count:
@@ -116,13 +118,15 @@ def start(command: list[str], count: int, out: Path) -> Run:
                 memory = max(memory, sum(sizes.values()))
                 for pid, size in sizes.items():
                     peak[kind(pid)] = max(peak[kind(pid)], size)
+                    if kind(pid) == "learner":
+                        own = max(own, megabytes(pid, "Private_Dirty"))
             time.sleep(0.1)
         times = training_since(out)
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate()
     first, last = min(times) - begun, max(times) - begun
-    return Run(first, last, cpu, others, memory, peak["learner"], peak["service"])
+    return Run(first, last, cpu, others, memory, peak["learner"], peak["service"], own)
 
 
 def training_since(out: Path) -> list[float]:
@@ -165,10 +169,10 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + soft) / _TICKS
 
 
-def megabytes(pid: int) -> float:
-    """The proportional set size."""
+def megabytes(pid: int, what: str = "Pss") -> float:
+    """By default the proportional set size."""
     try:
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+        found = re.search(rf"^{what}:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
     except OSError:
         return 0.0
     return int(found[1]) / 1024 if found else 0.0
@@ -179,7 +183,7 @@ def kind(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return "gone"
-    names = {"crad_p2p.learner": "learner", "peer": "service"}
+    names = {"crad_p2p.forking": "other", "crad_p2p.learner": "learner", "peer": "service"}
     return next((names[word] for word in words if word in names), "other")
 
 

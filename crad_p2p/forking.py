@@ -297,6 +297,7 @@ def main() -> None:
         sys.exit(f"importing {sys.argv[2]} has begun threads; it cannot be forked")
     gc.freeze()
     ForkServer(listener, module.main, sys.argv[2], environment).serve()
+    os._exit(0)  # at once: nothing here has to be put in order
 
 
 if __name__ == "__main__":

@@ -237,6 +237,36 @@ def test_told_to_end_it_forks_no_more_and_waits_for_those_that_run(serving: Call
     serving(test)
 
 
+#: Has a fork server and a process of it, and waits to be killed.
+PARENT = """
+import asyncio
+from pathlib import Path
+from launch.forking import fork_server
+from peer.forked import Forked
+
+async def main():
+    async with fork_server(Path.cwd(), print, "become") as entries:
+        process = await Forked.start(Path(entries["CRAD_FORK_SERVER"]), ["wait"], limit=100)
+        print(process.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_all_end_when_the_launcher_is_killed(serving: Callable[..., None]) -> None:
+    async def test(_: Server) -> None:
+        with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as launcher:
+            assert launcher.stdout is not None
+            pid = int(launcher.stdout.readline())
+            server = parent_of(pid)
+            launcher.kill()
+        for each in (pid, server):
+            until(lambda each=each: not runs(each), "it ends", 10)
+
+    serving(test)
+
+
 def test_it_is_asked_while_it_imports(serving: Callable[..., None], tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
