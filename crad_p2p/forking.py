@@ -190,6 +190,8 @@ class ForkServer:
         connection.close()
 
     def _fork(self, asked: dict[str, Any], fds: list[int], connection: socket.socket) -> int:
+        if self._is_ending:
+            raise _Refused("the fork server is about to end")
         if len(fds) != 4:
             raise _Refused(f"four file descriptors were expected, and {len(fds)} came")
         arguments, environment = list(map(str, asked["arguments"])), dict(asked["environment"])

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -223,12 +224,19 @@ def test_told_to_end_it_forks_no_more_and_waits_for_those_that_run(serving: Call
     async def test(server: Server) -> None:
         process = await server.start("look")
         pid = server.pid()
+        early = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with forking.short_address(server.path) as address:
+            early.connect(address)
+        await (await server.start("exit", "0")).wait()  # so it has accepted that one, too
         os.kill(pid, signal.SIGTERM)
         while True:  # until it has taken that in
             try:
                 (await server.start("exit", "0")).kill()
             except OSError:
                 break
+        with early:
+            early.send(forking.wish(["exit", "0"]))
+            assert json.loads(early.recv(1000)) == {"refused": "the fork server is about to end"}
         process.stdin.close()
         assert json.loads(await process.stdout.read())["said"] == ""
         assert await process.wait() == 0
