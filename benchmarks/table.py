@@ -1,0 +1,114 @@
+"""The table of docs/performance.md, from the figures that the other benchmarks have written.
+
+python benchmarks/table.py            # writes it into the page
+python benchmarks/table.py --check    # ends with 1 if the page has another one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- from benchmarks/results by benchmarks/table.py -->\n", "<!-- end -->\n"
+
+
+def figure(tree: dict[str, float], form: str = "{:.2f}") -> str:
+    """Median, with least and greatest where they differ."""
+    median, least, greatest = (form.format(tree[name]) for name in ("median", "least", "greatest"))
+    return median if least == greatest else f"{median} ({least} to {greatest})"
+
+
+def percent(tree: dict[str, float]) -> str:
+    return figure({name: 100 * value for name, value in tree.items()}, "{:.0f}") + " %"
+
+
+def of_teachers(precision: str) -> Callable[[dict[str, Any]], str]:
+    def show(found: dict[str, Any]) -> str:
+        each = found["precision"][precision]
+        return (
+            f"{figure(each['ratio'])} times; top-1 equal on {100 * each['targets_with_the_same_top1']:.2f} %, mean "
+            f"absolute difference {each['mean_absolute_difference']:.1e}"
+        )
+
+    return show
+
+
+#: What, goal, the file of its figures, how they are shown, and the command.
+ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
+    (
+        "teacher pass in bfloat16 against the literal loop of Algorithm 1",
+        "≥ 2.5 times faster; top-1 equal on ≥ 99.5 %, difference ≤ 2e-3",
+        "teachers",
+        of_teachers("bfloat16"),
+        "teachers.py",
+    ),
+    (
+        "the same in float32",
+        "≥ 1.25 times; likewise",
+        "teachers",
+        of_teachers("float32"),
+        "teachers.py",
+    ),
+    (
+        "share of `torch.mm`'s speed that the teacher pass reaches",
+        "≥ 90 %",
+        "teachers",
+        lambda found: ", ".join(
+            f"{100 * each['share_of_mm_speed']:.0f} % in {name}" for name, each in found["precision"].items()
+        ),
+        "teachers.py",
+    ),
+    (
+        "a learner's peak memory among 40 peers over that among 5",
+        "within 5 %",
+        "learner_memory",
+        lambda found: figure(found["ratio"], "{:.3f}"),
+        "learner_memory.py",
+    ),
+    (
+        "round time over the learners' CPU seconds divided by the cores",
+        "≤ 1.10",
+        "round_time",
+        lambda found: figure(found["ratio"], "{:.3f}"),
+        "round_time.py",
+    ),
+    (
+        "one peer three times slower: part of the others' teacher pass done before its snapshot arrives",
+        "≥ 80 %",
+        "waiting",
+        lambda found: percent(found["part_done"]),
+        "waiting.py",
+    ),
+)
+
+
+def table() -> str:
+    lines = ["| what | goal | measured | by |", "|---|---|---|---|"]
+    for what, goal, name, show, command in ROWS:
+        found = json.loads((HERE / "results" / f"{name}.json").read_text())
+        lines.append(f"| {what} | {goal} | {show(found)} | `{command}` |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    new = before + BEGIN + table() + END + after
+    if arguments.check:
+        return int(new != page)
+    PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
