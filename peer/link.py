@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -498,26 +498,23 @@ class Link:
             peer=manifest.peer, round=manifest.round, sha256=manifest.sha256, offset=offset, recheck=recheck
         )
         call = stub.GetSnapshot(request)
-        now, wait = asyncio.get_running_loop().time, self._waits.no_progress
         try:
-            # One limit that is put off: a task and a timer for each chunk cost more than its encryption.
-            async with asyncio.timeout(wait) as limit:
-                with partial.open("ab") as file:
-                    while (chunk := await self._chunk(call)) is not None:
-                        at, data = chunk
-                        if at != offset:
-                            raise DamagedFileError(f"chunk of {len(data)} bytes at {at}, expected one at {offset}")
-                        offset += len(data)
-                        if offset > manifest.size:
-                            raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
-                        if len(data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
-                            raise DamagedFileError(f"chunk of {len(data)} bytes in the middle of the file")
-                        file.write(data)
-                        self.bytes_received += len(data)
-                        if not has_right_header:
-                            file.flush()
-                            has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
-                        limit.reschedule(now() + wait)
+            with _Patience(self._waits.no_progress, call) as patience, partial.open("ab") as file:
+                while (chunk := await self._chunk(call)) is not None:
+                    at, data = chunk
+                    if at != offset:
+                        raise DamagedFileError(f"chunk of {len(data)} bytes at {at}, expected one at {offset}")
+                    offset += len(data)
+                    if offset > manifest.size:
+                        raise DamagedFileError(f"stream goes on beyond the {manifest.size} bytes of the manifest")
+                    if len(data) < SMALLEST_CHUNK_BYTES and offset < manifest.size:
+                        raise DamagedFileError(f"chunk of {len(data)} bytes in the middle of the file")
+                    file.write(data)
+                    self.bytes_received += len(data)
+                    if not has_right_header:
+                        file.flush()
+                        has_right_header = self._has_right_header(intake, partial, manifest, is_vouched_for=recheck)
+                    patience.renew()
         except MessageError as error:
             raise DamagedFileError(str(error)) from None
         finally:
@@ -556,6 +553,46 @@ class _Line:
         self.channel = channel
         self.stub = RawStub(channel)
         self.calls = 0
+
+
+class _Patience:
+    """Ends a call when nothing has come for so long; what is done between two messages does not count.
+
+    One timer, which looks how long it has been: a task and a timer for each message cost more than its encryption. And
+    not ``asyncio.timeout``: one that expires just as its block ends leaves, before Python 3.13, a cancellation behind.
+
+    Raises:
+        TimeoutError: in place of the cancellation that the call's end looks like.
+    """
+
+    def __init__(self, seconds: float, call: Any) -> None:
+        self._seconds, self._call, self._is_over = seconds, call, False
+        self._loop = asyncio.get_running_loop()
+        self.renew()
+
+    def renew(self) -> None:
+        """Something has come."""
+        self._since = self._loop.time()
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    def _look(self) -> None:
+        left = self._since + self._seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self._is_over = True
+            self._call.cancel()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._timer.cancel()
+        task = asyncio.current_task()
+        assert task is not None
+        is_of_call = error is None or (isinstance(error, asyncio.CancelledError) and not task.cancelling())
+        if self._is_over and is_of_call:
+            raise TimeoutError from None
 
 
 class RoundGoneError(IncompleteError):
