@@ -58,8 +58,20 @@ def cpu_seconds(processes: Sequence[int]) -> float:
     return total / _TICKS
 
 
-def memory_mb(pid: int, name: str = "VmRSS") -> float:
-    """A line of /proc/PID/status, in megabytes of 10^6 bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc", str(pid), "status").read_text(), re.MULTILINE)
+def status_of(pid: int, name: str) -> int:
+    """A number of /proc/PID/status."""
+    found = re.search(rf"^{name}:\s+(\d+)", Path("/proc", str(pid), "status").read_text(), re.MULTILINE)
     assert found is not None, name
-    return int(found[1]) * 1024 / 1e6
+    return int(found[1])
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory, in megabytes of 1024 * 1024 bytes."""
+    return status_of(pid, "VmRSS") / 1024
+
+
+def proportional_mb(pid: int) -> float:
+    """The same, but what several processes share is divided among them."""
+    found = re.search(r"^Pss:\s+(\d+)", Path("/proc", str(pid), "smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
