@@ -39,6 +39,13 @@ def of_teachers(precision: str) -> Callable[[dict[str, Any]], str]:
     return show
 
 
+def memory_of_service(found: dict[str, float]) -> str:
+    return (
+        f"{found['at rest, MB']:.0f} MB at rest, {found['peak, MB']:.0f} MB at most; at rest its share of what processes "
+        f"have in common (PSS) is {found['its share (Pss), MB']:.0f} MB"
+    )
+
+
 #: What, goal, the file of its figures, how they are shown, and the command.
 ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
     (
@@ -84,6 +91,50 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
         "waiting",
         lambda found: percent(found["part_done"]),
         "waiting.py",
+    ),
+    (
+        "moving snapshots over mutual TLS: CPU seconds a GB, both ends, against raw TLS sockets of Python",
+        "≤ 1.7",
+        "tls",
+        lambda found: (
+            f"{figure(found['ratio']['peers, bytes only to sockets'])}; with writing and hashing, against sockets "
+            f"that do that too, {figure(found['ratio']['peers to sockets with files'])}"
+        ),
+        "tls.py",
+    ),
+    (
+        "service process, ten peers with snapshots of 45 MB: resident memory",
+        "≤ 70 MB",
+        "service_10",
+        memory_of_service,
+        "service_memory.py",
+    ),
+    (
+        "service process, 100 peers with tiny models: resident memory",
+        "≤ 120 MB",
+        "service_100",
+        memory_of_service,
+        "service_memory.py --peers 100 --megabytes 0",
+    ),
+    (
+        "`crad-mesh up` with ten peers, to the first training step",
+        "≤ 12 s",
+        "start",
+        lambda found: f"{figure(found['first'], '{:.1f}')} s",
+        "start.py",
+    ),
+    (
+        "100 peers, ten active a round, 20 rounds of a tiny model, real services",
+        "completes",
+        "pool",
+        lambda found: (
+            f"exit code {found['exit_code']} after {found['seconds']:.0f} s, models "
+            + ("equal to" if found["same_as_simulate"] else "NOT equal to")
+            + f" those of `simulate`; a service has {found['service']['resident_mb']:.0f} MB and "
+            f"{found['service']['threads']} threads, a learner {found['learner']['proportional_mb']:.0f} MB (its share) "
+            f"and {found['learner']['threads']} threads"
+        ),
+        "pool.py",
     ),
 )
 

@@ -406,8 +406,9 @@ def test_a_caller_whose_certificate_has_ended_is_named_as_it_names_itself(
 
 
 def test_the_end_of_the_own_certificate_is_said_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    end = datetime.now(UTC) + timedelta(seconds=1)
-    give(tmp_path / "0", new_authority("one"), "one", 0, days=1, now=end - timedelta(days=1))
+    authority = new_authority("one")
+    end = datetime.now(UTC) + timedelta(seconds=2)  # a certificate has whole seconds
+    give(tmp_path / "0", authority, "one", 0, days=1, now=end - timedelta(days=1))
     tls, now = Tls(tmp_path / "0", "one", 0), [0.0]
     quiet = Quiet(lambda: now[0])
     tls.say_end(quiet)
