@@ -10,7 +10,7 @@ set -uo pipefail
 data=$(realpath "$1")
 out=$2
 device=${3:-cuda}
-seconds=${4:-240} # for the runs of crad and uniform
+seconds=${4:-210} # for the runs of crad and uniform
 here=$(dirname "$(realpath "$0")")
 mkdir -p "$out"
 status=0
@@ -23,12 +23,12 @@ part() {
 }
 
 if [ "$device" = cpu ]; then
-    images=64 shard=32 samples=400 pool=resnet18@0.125,resnet18-half@0.125,cnn6@0.125 many=20
+    images=64 shard=32 samples=400 pool=resnet18@0.125,resnet18-half@0.125,cnn6@0.125 many=20 few=(--epochs 1 --own-images 32)
 else
-    images=8192 shard=4096 samples=50000 pool=resnet18,resnet18-half,cnn6 many=100
+    images=8192 shard=4096 samples=50000 pool=resnet18,resnet18-half,cnn6 many=100 few=()
 fi
 
-part teachers python "$here/teachers.py" --device "$device" --images $images --runs 3 --data "$data" \
+part teachers python "$here/teachers.py" --device "$device" --images $images --runs 3 --data "$data" "${few[@]}" \
     --cache "$out/teachers" --json "$out/teachers.json"
 part memory python "$here/learner_memory.py" --device "$device" --counts 10 $many --samples $shard --pool "$pool" \
     --runs 1 --json "$out/memory.json"

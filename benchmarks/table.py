@@ -41,8 +41,8 @@ def of_teachers(precision: str) -> Callable[[dict[str, Any]], str]:
 
 def memory_of_service(found: dict[str, float]) -> str:
     return (
-        f"{found['at rest, MB']:.0f} MB at rest, {found['peak, MB']:.0f} MB at most; at rest its share of what processes "
-        f"have in common (PSS) is {found['its share (Pss), MB']:.0f} MB"
+        f"{found['at rest, MB']:.0f} MB at rest, {found['peak, MB']:.0f} MB at most; with its share alone of what "
+        f"processes have in common (PSS) {found['its share (Pss), MB']:.0f} MB at rest"
     )
 
 
@@ -131,8 +131,8 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
             f"exit code {found['exit_code']} after {found['seconds']:.0f} s, models "
             + ("equal to" if found["same_as_simulate"] else "NOT equal to")
             + f" those of `simulate`; a service has {found['service']['resident_mb']:.0f} MB and "
-            f"{found['service']['threads']} threads, a learner {found['learner']['proportional_mb']:.0f} MB (its share) "
-            f"and {found['learner']['threads']} threads"
+            f"{found['service']['threads']} threads, a learner {found['learner']['proportional_mb']:.0f} MB (PSS) and "
+            f"{found['learner']['threads']} threads"
         ),
         "pool.py",
     ),

@@ -34,13 +34,14 @@ from crad_p2p.teachers import PosteriorStore, inference_batch
 
 POOL = ("resnet18", "resnet18-half", "cnn6")
 SHAPE, CLASSES, TEACHERS, TEMPERATURE, BATCH = (3, 32, 32), 10, 9, 3.0, 64
-EPOCHS = 4  # that a teacher is trained for
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=512, help="of the local epoch")
+    parser.add_argument("--epochs", type=int, default=4, help="that a teacher is trained for")
+    parser.add_argument("--own-images", type=int, default=600, help="that a teacher is trained on, at most")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu (measured in CPU seconds) or cuda (in wall seconds)")
@@ -55,7 +56,7 @@ def main() -> None:
     folder = arguments.cache / (arguments.data.stem if arguments.data else "digits")
     states = [
         (arch, {name: value.to(device) for name, value in state.items()})
-        for arch, state in teachers(folder, images, labels, device)
+        for arch, state in teachers(folder, images, labels, device, arguments)
     ]
     own, held_out = (
         np.resize(np.arange(start, len(labels)), arguments.images)  # again from the start, if there are too few
@@ -193,8 +194,10 @@ def model_of(arch: str, state: State) -> nn.Module:
     return model
 
 
-def teachers(cache: Path, images: np.ndarray, labels: np.ndarray, device: torch.device) -> list[tuple[str, State]]:
-    """Nine, three of each architecture, each trained on its own draw of a third of the first half of the images."""
+def teachers(
+    cache: Path, images: np.ndarray, labels: np.ndarray, device: torch.device, arguments: argparse.Namespace
+) -> list[tuple[str, State]]:
+    """Nine, three of each architecture, each trained on its own draw of at most a third of the first half."""
     cache.mkdir(parents=True, exist_ok=True)
     found = []
     for j in range(TEACHERS):
@@ -202,18 +205,19 @@ def teachers(cache: Path, images: np.ndarray, labels: np.ndarray, device: torch.
         if not path.exists():
             print(f"training teacher {j + 1} of {TEACHERS} ({arch}) …", flush=True)
             half = len(images) // 2
-            chosen = np.random.default_rng(j).choice(half, half // 3, replace=False)
-            torch.save(trained(arch, j, epoch_of(images[chosen], labels[chosen], device)), path)
+            chosen = np.random.default_rng(j).choice(half, min(half // 3, arguments.own_images), replace=False)
+            epoch = epoch_of(images[chosen], labels[chosen], device)
+            torch.save(trained(arch, j, epoch, arguments.epochs), path)
         found.append((arch, torch.load(path, weights_only=True)))
     return found
 
 
-def trained(arch: str, seed: int, epoch: LocalEpoch) -> State:
+def trained(arch: str, seed: int, epoch: LocalEpoch, epochs: int) -> State:
     model = build_model(arch, classes=CLASSES, channels=3)
     initialise(model, seed)
     model = model.to(epoch.images.device)
     optimizer = Sgd(dict(model.named_parameters()), 0.02, momentum=0.9, weight_decay=5e-4)
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for batch in epoch.batches:
             loss = nn.functional.cross_entropy(model.train()(epoch.pixels(batch)), epoch.labels[batch])
             model.zero_grad()
