@@ -58,12 +58,12 @@ def main() -> None:
 
 def read(out: Path, count: int) -> dict[str, Any]:
     """What the peers have written."""
-    lines = [
-        json.loads(line)
-        for peer in range(count)
-        for line in (out / "peers" / str(peer) / "history.jsonl").read_text().splitlines()
-    ]
-    done = min(rounds(out, count))
+    lines = []
+    for peer in range(count):
+        with contextlib.suppress(FileNotFoundError):  # before the first round
+            history = (out / "peers" / str(peer) / "history.jsonl").read_text()
+            lines += [json.loads(line) for line in history.splitlines()]
+    done = max(0, min(rounds(out, count)))
     seconds = [sum(line["seconds"].values()) for line in lines if 1 < line["round"] <= done]
     accuracies: dict[int, list[float]] = {}
     for line in lines:
