@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
-BEGIN, END = "<!-- from benchmarks/results by benchmarks/table.py -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- {} from benchmarks/results by benchmarks/table.py -->\n", "<!-- end -->\n"
 
 
 def figure(tree: dict[str, float], form: str = "{:.2f}") -> str:
@@ -139,12 +139,38 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
 )
 
 
-def table() -> str:
+def goals() -> str:
     lines = ["| what | goal | measured | by |", "|---|---|---|---|"]
     for what, goal, name, show, command in ROWS:
-        found = json.loads((HERE / "results" / f"{name}.json").read_text())
-        lines.append(f"| {what} | {goal} | {show(found)} | `{command}` |")
+        lines.append(f"| {what} | {goal} | {show(read(name))} | `{command}` |")
     return "\n".join(lines) + "\n"
+
+
+def frameworks() -> str:
+    found = read("frameworks")
+    lines = [
+        "| | seconds a round | CPU seconds a round | of them beside training | seconds in all | memory | models sent |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, each in found["candidates"].items():
+        named = ("wall_seconds_per_round", "cpu_seconds_per_round", "cpu_seconds_per_round_beside_training")
+        cells = [figure(each[column], "{:.1f}") for column in (*named, "wall_seconds")]
+        sizes = (each["peak_pss_bytes"]["median"], each["model_bytes_per_round"])
+        cells += [f"{size / 1e6:.0f} MB" for size in sizes]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    training = found["training_cpu_seconds_per_round"]["median"] + found["validation_cpu_seconds_per_round"]["median"]
+    versions = sorted({f"{k} {v}" for each in found["candidates"].values() for k, v in each["versions"].items()})
+    lines += [
+        "",
+        f"{found['peers']} clients with {found['training_images']} training images in all, {found['arch']}, "
+        f"{found['rounds']} rounds, of which the first and the last do not count; training and validating alone take "
+        f"{training:.1f} CPU seconds a round. Versions: {', '.join(versions)}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read(name: str) -> Any:
+    return json.loads((HERE / "results" / f"{name}.json").read_text())
 
 
 def main() -> int:
@@ -152,9 +178,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    new = before + BEGIN + table() + END + after
+    new = page
+    for name, make in (("goals", goals), ("frameworks", frameworks)):
+        before, begin, rest = new.partition(BEGIN.format(name))
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            sys.exit(f"{PAGE}: no place for the table of {name}")
+        new = before + begin + make() + end + after
     if arguments.check:
         return int(new != page)
     PAGE.write_text(new)
