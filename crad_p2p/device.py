@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from crad_p2p.errors import ConfigurationError
+from crad_p2p.frozen import supports
 
 
 def resolve_device(name: str) -> torch.device:
@@ -36,11 +37,14 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     What the device offers decides, and not a measurement: equal machines are to give equal bytes.
 
     Raises:
-        ConfigurationError: no such precision.
+        ConfigurationError: no such precision, or not on this machine.
     """
     match name:
         case "auto":
-            return torch.bfloat16 if _is_fast_in_bfloat16(device) else torch.float32
+            is_fast = _is_fast_in_bfloat16(device) and supports(torch.bfloat16, device)
+            return torch.bfloat16 if is_fast else torch.float32
+        case "bfloat16" if not supports(torch.bfloat16, device):
+            raise ConfigurationError(f"--precision bfloat16: {device} cannot compute in it here; use auto or float32")
         case "float32" | "bfloat16":
             return getattr(torch, name)  # type: ignore[no-any-return]
         case _:

@@ -10,8 +10,9 @@ When the connection is closed before, the process is killed, even if it is stopp
 it. It does not outlive the fork server either, which after SIGTERM forks no more, and ends when all have ended.
 
 A process so made is what executing the module would give, with these exceptions: limits, priority, umask and session
-are those of the fork server. Libraries read the environment when they are loaded, so it must be that of the fork server
-but for names that begin with ``CRAD_``; else the wish is refused, and who asked executes the module.
+are those of the fork server, and it ends without ``atexit`` and without waiting for its threads. Libraries read the
+environment when they are loaded, so it must be that of the fork server but for names that begin with ``CRAD_``; else
+the wish is refused, and who asked executes the module.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class ForkServer:
                 self._close(connection)
                 return
             pid = self._fork(json.loads(packet), fds, connection)
-        except (_Refused, OSError, ValueError, KeyError, TypeError) as error:
+        except (_Refused, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self._answer(connection, refused=str(error))
             self._close(connection)
         else:
@@ -195,6 +196,8 @@ class ForkServer:
         if len(fds) != 4:
             raise _Refused(f"four file descriptors were expected, and {len(fds)} came")
         arguments, environment = list(map(str, asked["arguments"])), dict(asked["environment"])
+        if not all(isinstance(value, str) for value in environment.values()):
+            raise _Refused("a value of the environment is no text")
         different = {name for name, _ in environment.items() ^ self._environment.items() if not name.startswith(_OWN)}
         if different:
             raise _Refused(f"the environment differs in {', '.join(sorted(different))}")

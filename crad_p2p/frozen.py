@@ -6,15 +6,18 @@ torch.fx), and bound to the tensors of every snapshot that comes:
 * a batch norm after a convolution becomes part of its weights and bias;
 * a sum and a ReLU after it are done while its result is in the cache (oneDNN, on CPUs);
 * weights are laid out for it once, and images are channels last;
-* it may compute in bfloat16, adding up in float32; all else stays in float32.
+* it may compute in bfloat16, adding up in float32; modules that are no convolutions compute in float32.
 
-A model that cannot be read so computes as it is.
+What was read is compared with the model itself, on values drawn at random, before it is used: whatever an architecture
+does that this cannot know of (a hook, an operation in place) shows there. One that differs computes as it is, and one
+that differs in bfloat16 alone computes in float32.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +29,16 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from crad_p2p.architectures import build_model
+from crad_p2p.snapshot import SnapshotError
 from crad_p2p.weights import as_function
 
 #: Pixels float32 [B, C, H, W] to logits float32 [B, classes].
 Forward = Callable[[Tensor], Tensor]
 
+#: How far an output may be from the model's own, in parts of the largest of its outputs.
+_ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+#: Not a power of two, so that no two rows of a weight are the same piece of it.
+_BLOCK = 65_521
 _RELU = (F.relu, torch.relu, "relu")
 _ADD = (operator.add, operator.iadd, torch.add, "add")
 
@@ -59,6 +67,7 @@ class Frozen:
         self._skeleton = skeleton.eval()
         self._layout = {name: value.shape for name, value in skeleton.state_dict().items()}
         self._chains: dict[str, _Chain] = {}
+        self._sound: frozenset[torch.dtype] = frozenset()
         self._graph = self._read(image_shape)
 
     def bind(
@@ -68,17 +77,17 @@ class Frozen:
 
         Args:
             tensors: of a snapshot, all of them, float32.
-            precision: of the convolutions: float32 or bfloat16.
+            precision: of the convolutions: float32 or bfloat16, where it gives what the model gives.
             batch_size: of most of the batches to come; others give the same, a little slower.
 
         Raises:
-            RuntimeError: they are not those of the architecture.
+            SnapshotError: they are not those of the architecture.
         """
         if {name: value.shape for name, value in tensors.items()} != self._layout:
-            raise RuntimeError("names and shapes are not those of the architecture")
+            raise SnapshotError("snapshot does not fit its architecture: other names or shapes")
         if self._graph is None:
             return as_function(copy.deepcopy(self._skeleton), dict(tensors))
-        return self._bound(self._graph, tensors, precision, batch_size)
+        return self._bound(self._graph, tensors, precision if precision in self._sound else torch.float32, batch_size)
 
     def _bound(
         self, graph: fx.Graph, tensors: Mapping[str, Tensor], precision: torch.dtype, batch_size: int
@@ -98,16 +107,32 @@ class Frozen:
             kinds = Counter(node.op for node in traced.graph.nodes)
             if kinds["get_attr"] or kinds["placeholder"] != 1:  # tensors that no module of torch's owns, more inputs
                 return None
-            tensors = {
-                # Not by zeros_like, which for meta tensors imports the symbolic algebra of torch's compiler.
-                name: torch.zeros(value.shape, dtype=value.dtype)
-                for name, value in self._skeleton.state_dict().items()
-            }
-            with torch.no_grad():
-                self._bound(traced.graph, tensors, torch.float32, 2)(torch.zeros(2, *image_shape), _note_shape)
+            tensors, pixels = _any_tensors(self._layout, self._skeleton.state_dict()), _any_values((2, *image_shape))
+            with torch.no_grad(), torch.random.fork_rng(devices=()):
+                self._bound(traced.graph, tensors, torch.float32, 2)(pixels.clone(), _note_shape)
+                graph = self._fold(traced)
+                expected = as_function(copy.deepcopy(self._skeleton), tensors)(pixels.clone())
+                self._sound = frozenset(
+                    precision
+                    for precision, allowed in _ALLOWED.items()
+                    if self._deviation(graph, tensors, pixels, precision, expected) <= allowed
+                )
         except Exception:  # of any kind: it is somebody's own code that is read here, and works as it is
             return None
-        return self._fold(traced)
+        return graph if torch.float32 in self._sound else None
+
+    def _deviation(
+        self, graph: fx.Graph, tensors: Mapping[str, Tensor], pixels: Tensor, precision: torch.dtype, expected: Tensor
+    ) -> float:
+        """How far the graph's output is from what is expected, in parts of its largest; infinite if it has none."""
+        try:
+            found = self._bound(graph, tensors, precision, len(pixels))(pixels.clone())
+        except Exception:
+            if precision == torch.float32:
+                raise
+            return torch.inf
+        deviation = float((found - expected).abs().amax() / expected.abs().amax())
+        return deviation if deviation >= 0 else torch.inf  # not a number, either
 
     def _fold(self, traced: fx.GraphModule) -> fx.Graph:
         """The graph with one node for every chain, which is called by the name of its convolution."""
@@ -176,6 +201,45 @@ class Frozen:
 def frozen(arch: str, classes: int, image_shape: tuple[int, int, int]) -> Frozen:
     """The architecture of an id, read once in a process; see :class:`Frozen` for when."""
     return Frozen(build_model(arch, classes=classes, channels=image_shape[0], device="meta"), image_shape)
+
+
+def supports(precision: torch.dtype, device: torch.device) -> bool:
+    """Whether convolutions can compute so on this machine, which the libraries beneath have the last word on."""
+    chain = _Chain("", None, is_rectified=False, is_last=True, input_shape=(8, 4, 4))
+    try:
+        with torch.no_grad():
+            weight = torch.zeros(8, 8, 3, 3, device=device, dtype=precision)
+            convolution = _Convolution(nn.Conv2d(8, 8, 3, device="meta"), chain, weight, None, (1, *chain.input_shape))
+            convolution(torch.zeros(1, *chain.input_shape, device=device))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _any_tensors(layout: Mapping[str, torch.Size], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values with which every part of a model matters, and whose signals neither vanish nor explode."""
+    tensors = {}
+    for name, shape in layout.items():
+        values = _any_values(tuple(shape))
+        if not like[name].is_floating_point():
+            values = torch.zeros(shape, dtype=like[name].dtype)
+        elif len(shape) > 1:
+            values *= (2 / values[0].numel()) ** 0.5
+        elif not name.endswith(("bias", "running_mean")):
+            values = values.abs().add_(0.5)
+        tensors[name] = values
+    return tensors
+
+
+def _any_values(shape: tuple[int, ...]) -> Tensor:
+    """Standard normal, from one block that is repeated: drawing the millions of a model would take its time."""
+    block, count = _block(), math.prod(shape)
+    return block.repeat(-(-count // _BLOCK))[:count].reshape(shape).clone()
+
+
+@functools.cache
+def _block() -> Tensor:
+    return torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
 
 
 class _Program:

@@ -68,7 +68,10 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class PeerResult:
-    """One peer's entry in summary.json. Accuracies are of the best round, ``snapshot_sha256`` of the last."""
+    """One peer's entry in summary.json. Accuracies are of the best round, ``snapshot_sha256`` of the last.
+
+    ``teacher_precision`` is what its teachers computed in: ``float32`` or ``bfloat16``; None in older results.
+    """
 
     id: int
     arch: str
@@ -89,6 +92,7 @@ class PeerResult:
     quarantine_reasons: Mapping[str, str] = field(default_factory=dict)
     skipped_rounds: tuple[int, ...] = ()
     best_round: int | None = None
+    teacher_precision: str | None = None
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> PeerResult:

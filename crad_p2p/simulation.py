@@ -238,5 +238,6 @@ class _Simulation:
             hits=best.manifest.statistics.hits,
             peak_rss_bytes=peak_rss_bytes(),
             best_round=best_round,
+            teacher_precision=str(self._precision).removeprefix("torch."),
         )
         return total((record for record in self._history if record.peer == client.id), result)

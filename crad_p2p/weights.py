@@ -78,6 +78,8 @@ def probe(teacher: Callable[[Tensor], Tensor], shape: Sequence[int], device: tor
     try:
         with torch.no_grad():
             logits = teacher(pixels)
+    except torch.OutOfMemoryError:  # says nothing of the snapshot
+        raise
     except RuntimeError as error:
         raise SnapshotError(f"snapshot does not fit its architecture: {printable(str(error), 200)}") from None
     if not bool(torch.isfinite(logits).all()):

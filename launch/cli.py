@@ -205,6 +205,12 @@ def simulate(
         )
     path = write_results(out, summary, history)
     _show(console, summary, None, path)
+    if quarantined := sorted({peer for result in summary.peers for peer in result.quarantined_teachers}):
+        raise ReservationsError(
+            f"all {summary.rounds} rounds are done, with reservations: some were made without snapshots of peer"
+            f"{'s' if len(quarantined) > 1 else ''} {', '.join(map(str, quarantined))}, which were refused; {path} "
+            f"says why (quarantine_reasons)"
+        )
 
 
 @app.command()

@@ -18,6 +18,8 @@ UNDER_WAY_BYTES = 3 << 20
 #: Seconds that a message may take at the pace at which the last ones have gone. A line has to become a hundred times
 #: slower at once, so that one is not through within the wait for progress.
 _SECONDS = 0.25
+#: Bytes of the number of a length; protobuf takes no longer ones.
+_LONGEST_LENGTH = 5
 #: What stands before the two fields: their numbers and wire types.
 _OFFSET, _DATA = 1 << 3 | 0, 2 << 3 | 2
 
@@ -84,8 +86,11 @@ def split(raw: bytes) -> tuple[int, memoryview] | None:
         offset, at = _read_varint(raw, 1) if raw[0] == _OFFSET else (0, 0)
         if raw[at] != _DATA:
             return None
-        length, at = _read_varint(raw, at + 1)
+        start = at + 1
+        length, at = _read_varint(raw, start)
     except IndexError:
+        return None
+    if at - start > _LONGEST_LENGTH:
         return None
     return (offset, memoryview(raw)[at:]) if length == len(raw) - at else None
 

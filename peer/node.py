@@ -101,6 +101,7 @@ class Node:
         self._refusals = Refusals(host.state_dir / "refused.txt")
         self._damage: asyncio.Queue[tuple[int, str]] = asyncio.Queue()  # seen when a snapshot was sent
         self._train_samples = 0
+        self._teacher_precision: str | None = None
         self._peak_rss = 0
         # Missing and stale teachers of the last round:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -519,10 +520,11 @@ class Node:
         self._exchange.use(self._intake_of(message), data, has_proven_data=same)
         self._look_for_room(message)
         self._train_samples = message["train_samples"]
+        self._teacher_precision = message["precision"]
         logger.info(
             "learner on %s, teachers in %s, with %d training images",
             message["device"],
-            message["precision"],
+            self._teacher_precision,
             self._train_samples,
         )
         number = self._store.last_round()
@@ -686,6 +688,7 @@ class Node:
             id=self._id,
             arch=self._entry.arch,
             train_samples=self._train_samples,
+            teacher_precision=self._teacher_precision,
             rounds_completed=last,
             snapshot_sha256=self._store.manifest(self._store.last_round()).sha256,
             global_accuracy=evaluated["global_accuracy"],

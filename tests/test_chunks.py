@@ -70,6 +70,12 @@ def test_other_forms_of_the_message_are_read_too(raw: bytes) -> None:
     assert here(raw) == by_protobuf(raw) == (5, b"ab")
 
 
+def test_a_length_of_too_many_bytes_is_refused_as_by_protobuf() -> None:
+    raw = b"\x12\x81\x80\x80\x80\x80\x00x"
+    assert split(raw) is None
+    assert here(raw) == by_protobuf(raw) == "bytes that are no Chunk"
+
+
 def test_the_data_are_not_copied() -> None:
     raw = Piece(70_000, bytes(LARGEST_CHUNK_BYTES)).SerializeToString()
     assert parse_chunk(raw)[1].obj is raw

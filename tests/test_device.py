@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.device import resolve_device
+from crad_p2p.device import resolve_device, resolve_precision
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import build_federation
 from crad_p2p.simulation import simulate
@@ -33,6 +36,36 @@ def test_auto_prefers_cuda_then_mps(monkeypatch: pytest.MonkeyPatch, cuda: bool,
 def test_a_device_that_is_not_there_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--device {name}: cannot be used"):
         resolve_device(name)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("possible", [False, True])
+def test_bfloat16_where_it_is_fast_and_the_libraries_can(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, possible: bool
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: fast)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr("crad_p2p.device.supports", lambda *_: possible)
+    cpu = torch.device("cpu")
+    assert resolve_precision("auto", cpu) == (torch.bfloat16 if fast and possible else torch.float32)
+    assert resolve_precision("float32", cpu) == torch.float32
+    if possible:
+        assert resolve_precision("bfloat16", cpu) == torch.bfloat16
+    else:
+        with pytest.raises(ConfigurationError, match="--precision bfloat16: cpu cannot compute in it here; use auto"):
+            resolve_precision("bfloat16", cpu)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks oneDNN, by its variable, for an older processor")
+def test_the_libraries_have_the_last_word_on_bfloat16() -> None:
+    """As on a processor without AVX-512, where torch's own functions would compute, and oneDNN does not."""
+    code = (
+        "import torch; from crad_p2p.frozen import supports; cpu = torch.device('cpu'); "
+        "print(supports(torch.float32, cpu), supports(torch.bfloat16, cpu))"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["True", "False"]
 
 
 @pytest.mark.skipif(ACCELERATOR is None, reason="this machine has neither CUDA nor MPS")

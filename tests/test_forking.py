@@ -313,6 +313,16 @@ def test_one_that_gives_up_waiting_gets_no_process_later(
     assert trace.read_text().split() == ["forked"] * (3 if answers else 2)  # one of them to end threads
 
 
+def asked(path: Path, packet: bytes, files: int = 0) -> dict[str, Any]:
+    """What it answers to a packet, with so many file descriptors."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        with forking.short_address(path) as address:
+            connection.connect(address)
+        socket.send_fds(connection, [packet], [connection.fileno()] * files)
+        answer: dict[str, Any] = json.loads(connection.recv(forking.PACKET))
+        return answer
+
+
 def test_what_it_cannot_give_is_refused(serving: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(server: Server) -> None:
         await (await server.start("exit", "0")).wait()
@@ -325,6 +335,10 @@ def test_what_it_cannot_give_is_refused(serving: Callable[..., None], monkeypatc
             await server.start("wait", "x" * 20_000)
         with pytest.raises(OSError, match="Message too long"):
             await server.start("wait", "x" * 1_000_000)
+        assert "recursion" in asked(server.path, b"[" * 100_000)["refused"]
+        wrong = json.dumps({"arguments": [], "environment": {**os.environ, "CRAD_X": 1}}).encode()
+        assert asked(server.path, wrong, 4) == {"refused": "a value of the environment is no text"}
+        await (await server.start("exit", "0")).wait()  # it is still there
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with monkeypatch.context() as changed:

@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from crad_p2p.architectures import build_model
 from crad_p2p.frozen import Frozen
+from crad_p2p.snapshot import SnapshotError
 
 SHAPE = (3, 32, 32)
 IMAGES = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
@@ -82,6 +83,79 @@ class WithParameter(nn.Module):
         return (self.convolution(x) * self.scale).mean((2, 3))
 
 
+class Small(nn.Module):
+    """Two convolutions of one shape, and what can stand around them; ``way`` is how it computes.
+
+    Without that operation in place, hook and so on, each of them would be folded right.
+    """
+
+    def __init__(self, way: Callable[[Small, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 8, 3, padding=1)
+        self.two = nn.Conv2d(8, 8, 3, padding=1)
+        self.other = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.momentary = nn.BatchNorm2d(8, track_running_stats=False)
+        self.relu = nn.ReLU(inplace=True)
+        self.wide = nn.Linear(8 * 32 * 32, 4)
+        self.classifier = nn.Linear(8, 4)
+        self.way = way
+
+    def head(self, x: Tensor) -> Tensor:
+        return self.classifier(x.mean((2, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+def changed_after_use(m: Small, x: Tensor) -> Tensor:
+    x = m.one(x)
+    y = m.two(x)
+    x = m.relu(x)
+    return m.head(y + x)
+
+
+def sum_in_place(m: Small, x: Tensor) -> Tensor:
+    x = m.one(x)
+    before = x
+    x += m.two(F.relu(x))
+    return m.head(before * x)
+
+
+def attending(m: Small, x: Tensor) -> Tensor:
+    """Of two precisions where convolutions compute in bfloat16."""
+    y = m.one(x)
+    tokens = y.flatten(2).transpose(1, 2)
+    keys = F.linear(tokens.float(), m.two.weight[:, :, 0, 0])
+    return m.head(m.two((tokens @ keys.transpose(1, 2)).mean(1).reshape(x.size(0), 1, 32, 32).expand_as(y)))
+
+
+def hooked() -> nn.Module:
+    model = Small(lambda m, x: m.head(m.two(F.relu(m.one(x)))))
+    model.one.register_forward_hook(lambda _module, _inputs, output: output * 3)
+    return model
+
+
+def normalised_weight() -> nn.Module:
+    model = Small(lambda m, x: m.head(m.two(F.relu(m.one(x)))))
+    nn.utils.parametrizations.weight_norm(model.one)
+    return model
+
+
+TRAPS: dict[str, Callable[[], nn.Module]] = {
+    "an input changed in place afterwards": lambda: Small(changed_after_use),
+    "changed in place before a sum": lambda: Small(lambda m, x: m.head(m.one(x) + m.other(m.relu(x)))),
+    "a sum in place with another name": lambda: Small(sum_in_place),
+    "a sum with a factor": lambda: Small(lambda m, x: m.head(F.relu(torch.add(m.one(x), m.other(x), alpha=2)))),
+    "a view of its memory": lambda: Small(lambda m, x: m.wide(F.relu(m.one(x)).view(x.size(0), -1))),
+    "batch norm of this very batch": lambda: Small(lambda m, x: m.head(m.momentary(m.one(x)))),
+    "a hook": hooked,
+    "a parametrised weight": normalised_weight,
+    "two precisions in one product": lambda: Small(attending),
+    "dropout in use": lambda: Small(lambda m, x: m.head(F.dropout(m.one(x), 0.5, training=True))),
+}
+
+
 def of_pool(arch: str) -> Callable[[], nn.Module]:
     return lambda: build_model(arch, classes=4, channels=3)
 
@@ -143,6 +217,38 @@ def test_it_gives_what_the_model_gives(name: str) -> None:
     assert torch.equal(rough, expected) is (not folded)
 
 
+@pytest.mark.parametrize("name", TRAPS)
+@torch.no_grad()
+def test_what_an_architecture_does_beside_its_graph_is_noticed(name: str) -> None:
+    before = torch.random.get_rng_state()
+    traced = fx.symbolic_trace(skeleton(TRAPS[name]))  # it can be read, so it is not this that keeps it from harm
+    assert {node.op for node in traced.graph.nodes} >= {"placeholder", "call_module", "output"}
+    architecture = Frozen(skeleton(TRAPS[name]), SHAPE)
+    assert torch.equal(torch.random.get_rng_state(), before)  # nobody else's draws are changed
+    if name == "dropout in use":
+        assert architecture._graph is None
+        return
+    model = TRAPS[name]()
+    tensors = tensors_of(model)
+    model.load_state_dict(tensors)
+    expected = model.eval()(IMAGES.clone())
+    size = float(expected.abs().max())
+    for precision, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
+        found = architecture.bind(tensors, precision)(IMAGES.clone())
+        torch.testing.assert_close(found, expected, rtol=0, atol=allowed * size)
+
+
+@torch.no_grad()
+def test_what_follows_the_last_convolution_computes_in_float32() -> None:
+    def make() -> nn.Module:
+        return Small(lambda m, x: m.head(m.two(F.relu(m.one(x)))))
+
+    forward, dtypes = Frozen(skeleton(make), SHAPE).bind(tensors_of(make()), torch.bfloat16), []
+    forward(IMAGES, lambda node, result: dtypes.append((str(node.target), result.dtype)))  # type: ignore[call-arg]
+    assert ("one", torch.bfloat16) in dtypes
+    assert ("two", torch.float32) in dtypes
+
+
 @torch.no_grad()
 def test_without_fused_convolutions_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     make, _ = MODELS["resnet18"]
@@ -159,7 +265,7 @@ def test_the_tensors_of_something_else_are_refused() -> None:
     architecture, tensors = Frozen(skeleton(make), SHAPE), tensors_of(make())
     fewer = {name: value for name, value in tensors.items() if name != "classifier.bias"}
     for wrong in (fewer, {**tensors, "more": torch.ones(1)}, {**tensors, "classifier.bias": torch.ones(5)}):
-        with pytest.raises(RuntimeError, match="names and shapes are not those of the architecture"):
+        with pytest.raises(SnapshotError, match="snapshot does not fit its architecture: other names or shapes"):
             architecture.bind(wrong)
 
 

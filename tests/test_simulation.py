@@ -17,12 +17,15 @@ from crad_p2p.architectures import build_model
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import Dataset, load_dataset
 from crad_p2p.data.partition import Split, make_splits
+from crad_p2p.errors import ReservationsError
 from crad_p2p.federation import Federation, build_federation
+from crad_p2p.frozen import supports
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.results import PeerResult, RoundRecord, Seconds, Summary
 from crad_p2p.simulation import simulate
 from crad_p2p.snapshot import SnapshotError
+from launch.cli import simulate as command
 
 CPU = torch.device("cpu")
 ARCHS = {7: "cnn6@0.125", 0: "resnet18@0.125", 3: "resnet18-half@0.125"}  # ids neither dense nor in order
@@ -348,6 +351,30 @@ def test_validation_and_evaluation_are_in_eval_mode_on_their_own_samples(mesh: M
     assert client.snapshot() == files[2][0][0]
 
 
+@pytest.mark.skipif(not supports(torch.bfloat16, CPU), reason="this machine's libraries have no fast bfloat16")
+def test_teachers_alone_compute_in_another_precision(base: Run, mesh: Mesh, stored: Files, tmp_path: Path) -> None:
+    summary, history = run(federation(), precision=torch.bfloat16)
+    assert {peer.teacher_precision for peer in summary.peers} == {"bfloat16"}
+    same = digests(history).items() & digests(base[1]).items()
+    assert not same
+    by_round = [[record.target_top1 for record in each if record.round == 1] for each in (history, base[1])]
+    assert by_round[0] == pytest.approx(by_round[1], abs=0.05)
+    rough = Client(
+        mesh.settings,
+        0,
+        dataset_of(mesh.settings),
+        mesh.splits[0],
+        device=CPU,
+        precision=torch.bfloat16,
+        folder=tmp_path,
+    )
+    snapshot = stored[0][1][0][0]
+    assert rough.evaluate(snapshot) == mesh.clients[0].evaluate(snapshot)  # accuracies are always of float32
+    logits = [client._frozen(ARCHS[0], snapshot, torch.float32) for client in (rough, mesh.clients[0])]
+    pixels = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(logits[0](pixels), logits[1](pixels))
+
+
 # ----------------------------------------------------------------------------------------------------------- the report
 
 
@@ -404,6 +431,7 @@ def test_the_summary(base: Run, stored: Files) -> None:
         assert peer.seconds.train == pytest.approx(sum(r.seconds.train for r in history if r.peer == peer.id))
         assert peer.peak_rss_bytes > 2**24
         assert peer.missing_teachers == peer.stale_teachers == peer.quarantined_teachers == ()
+        assert peer.teacher_precision == "float32"
     split = make_splits(dataset_of(settings).train.labels, settings.data, IDS, settings.seed)
     assert [peer.train_samples for peer in summary.peers] == [len(split[peer].train) for peer in IDS]
     for field in ("global_accuracy", "local_accuracy"):
@@ -524,3 +552,19 @@ def test_draws_are_the_same_on_every_machine() -> None:
         982488,
     ]
     assert torch_seed(1024, "initial model", peer=3) == 2_203_156_871_395_971_462
+
+
+def test_a_simulation_that_refuses_snapshots_does_not_end_as_if_nothing_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Client.teach
+
+    def teach(client: Client, manifest: Manifest, snapshot: bytes) -> None:
+        if manifest.peer == 1:
+            raise SnapshotError("not finite")
+        real(client, manifest, snapshot)
+
+    monkeypatch.setattr(Client, "teach", teach)
+    with pytest.raises(ReservationsError, match=r"without snapshots of peer 1, which were refused; .* says why"):
+        command(count=3, rounds=1, pool="cnn6@0.125", samples=300, threads=1, out=tmp_path / "out")
+    assert Summary.read(tmp_path / "out" / "summary.json").peers[0].quarantine_reasons == {"1": "not finite"}
