@@ -98,6 +98,14 @@ class _Refused(Exception):
     """What was asked for cannot be had of a fork server."""
 
 
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other end has left, after what was read."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
 class ForkServer:
     """Serves until it is told to end.
 
@@ -159,7 +167,7 @@ class ForkServer:
         fds: list[int] = []
         try:
             packet, fds, *_ = socket.recv_fds(connection, PACKET, 4, socket.MSG_CMSG_CLOEXEC)
-            if not packet:
+            if not packet or _is_closed(connection):  # who has given up waiting gets no process
                 self._close(connection)
                 return
             pid = self._fork(json.loads(packet), fds, connection)
