@@ -1,11 +1,12 @@
 """The rounds of a real mesh against the computing in them: what do barrier, transfer and disk cost?
 
     python benchmarks/round_time.py                                   # ten peers on digits
-    python benchmarks/round_time.py --data ../data/cifar10.npz --samples 4000
+    python benchmarks/round_time.py --data ../data/cifar10.npz                # some minutes a round
 
-One run of ``crad-mesh up``: from the moment at which all peers have committed a round, over some rounds, are taken the
-wall time and the CPU seconds of all learners. The ratio is the wall time over those CPU seconds divided by the cores:
-1.0 would be a mesh whose services cost nothing and which never leaves a core idle. It runs several times.
+One run of ``crad-mesh up``. For every round, from the moment at which all peers have committed the one before to that
+at which all have committed it, are taken the wall time and the CPU seconds of all learners. The ratio is the wall time
+over those CPU seconds divided by the cores: 1.0 would be a mesh whose services cost nothing and which never leaves a
+core idle. What services do does not depend on the number of images, so the more there are the closer it comes to that.
 """
 
 from __future__ import annotations
@@ -22,43 +23,49 @@ from report import in_words, spread, write
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="an npz file, in place of digits")
-    parser.add_argument("--samples", type=int, default=4000, help="training images in all")
+    parser.add_argument("--samples", type=int, default=8000, help="training images in all")
     parser.add_argument("--pool", default="resnet18,resnet18-half,cnn6")
     parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=2, help="that are measured in a run")
+    parser.add_argument("--rounds", type=int, default=3, help="that are measured")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds before those")
-    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    ratios, seconds, services = [], [], []
-    for run in range(arguments.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            ratio, wall, share = measure(Path(folder, "run"), arguments)
-        print(f"run {run + 1}: {wall:.1f} s a round, ratio {ratio:.3f}, services {100 * share:.1f} % of the CPU time")
-        ratios.append(ratio)
-        seconds.append(wall)
-        services.append(share)
-    print(f"round time over the learners' CPU seconds on {CORES} cores: {in_words(ratios, 3)}")
-    figures = {"ratio": spread(ratios), "seconds_a_round": spread(seconds), "share_of_services": spread(services)}
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder, "run"), arguments)
+    print(f"round time over the learners' CPU seconds on {CORES} cores: {in_words(found['ratio'], 3)}")
     given = {"count": arguments.count, "pool": arguments.pool, "samples": arguments.samples}
-    write(arguments.json, "round_time", {**given, "data": str(arguments.data or "digits"), **figures})
+    figures = {name: spread(values) for name, values in found.items()}
+    write(
+        arguments.json, "round_time", {**given, "data": arguments.data.stem if arguments.data else "digits", **figures}
+    )
 
 
-def measure(out: Path, arguments: argparse.Namespace) -> tuple[float, float, float]:
-    """Ratio, seconds a round, and the services' share of the CPU time."""
+def measure(out: Path, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """Of every measured round: the ratio, its seconds, and the services' share of the CPU time."""
     last = arguments.warm_up + arguments.rounds
     options = ["--dataset", f"npz:{arguments.data.resolve()}"] if arguments.data else []
     options += ["--count", str(arguments.count), "--rounds", str(last + 1), "--samples", str(arguments.samples)]
+    found: dict[str, list[float]] = {"ratio": [], "seconds": [], "share_of_services": []}
     with mesh(out, [*options, "--pool", arguments.pool]) as process:
-        marks = []
-        for number in (arguments.warm_up, last):
+        before = None
+        for number in range(arguments.warm_up, last + 1):
             while min(rounds(out, arguments.count)) < number:
                 check(process, out)
                 time.sleep(0.05)
-            learners, services = (pids(out, arguments.count, role) for role in ("learner", "service"))
-            marks.append((time.monotonic(), cpu_seconds(learners), cpu_seconds(services)))
-    wall, computing, serving = (after - before for before, after in zip(*marks, strict=True))
-    return wall * CORES / computing, wall / arguments.rounds, serving / (serving + computing)
+            learners, services = (cpu_seconds(pids(out, arguments.count, role)) for role in ("learner", "service"))
+            now = (time.monotonic(), learners, services)
+            if before is not None:
+                wall, computing, serving = (b - a for a, b in zip(before, now, strict=True))
+                found["ratio"].append(wall * CORES / computing)
+                found["seconds"].append(wall)
+                found["share_of_services"].append(serving / (serving + computing))
+                print(
+                    f"round {number}: {wall:.1f} s, ratio {found['ratio'][-1]:.3f}, services "
+                    f"{100 * found['share_of_services'][-1]:.1f} % of the CPU time",
+                    flush=True,
+                )
+            before = now
+    return found
 
 
 if __name__ == "__main__":
