@@ -112,7 +112,7 @@ def runs(pid: int) -> bool:
 @pytest.fixture
 def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs a test with a fork server for the module above, or another; ``more`` is run when it is imported."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("CRAD_FORK_SERVER", "")
     monkeypatch.chdir(tmp_path)
     notes: list[str] = []
