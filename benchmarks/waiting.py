@@ -4,8 +4,9 @@
     python benchmarks/waiting.py --data ../data/cifar10.npz --slow 0
 
 Its learner is stopped two thirds of every tenth of a second. From the events that the other peers record is taken how
-much of the time of each teacher pass lay before the last snapshot arrived; that is what need not be done after it. The
-most that is possible is the part of the others in the pass: the slow peer's own snapshot comes last.
+much of the time of each teacher pass lay before the last snapshot arrived; that is what need not be done after it. Only
+passes of peers that waited count: those that had published before that snapshot came. The most that is possible is the
+part of the others in the pass, for the slow peer's own snapshot comes last.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
         passes = [each for peer in others for each in parts(out / "peers" / str(peer), arguments)]
     done = [done for done, _ in passes]
     possible = [possible for _, possible in passes]
-    print(f"of the teacher passes of {len(others)} peers in {arguments.rounds} rounds, before the last snapshot came:")
+    print(f"of the {len(passes)} teacher passes of {len(others)} peers that waited, before the last snapshot came:")
     print(f"{in_words(done)}; without the last teacher's own part: {in_words(possible)}")
     given = {"count": arguments.count, "pool": arguments.pool, "samples": arguments.samples, "slow": arguments.slow}
     write(arguments.json, "waiting", {**given, "part_done": spread(done), "part_possible": spread(possible)})
@@ -81,7 +82,8 @@ def slow_down(pid: int, times: float, ended: threading.Event) -> None:
 
 
 def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float]]:
-    """Of every round but the first: what part of the teacher pass lay before the last snapshot, and could have."""
+    """Of every round for which it waited: what part of the teacher pass lay before the last snapshot, and could have."""
+    published: dict[int, float] = {}
     held: dict[tuple[int, int], float] = {}  # by peer and round
     begun: dict[tuple[int, int], float] = {}
     ran: dict[tuple[int, int], tuple[float, float]] = {}
@@ -94,6 +96,8 @@ def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float
             key = (event.get("peer"), event.get("round"))
             if event["is"] == "SnapshotHeld":
                 held.setdefault(key, now)
+            elif event["is"] == "Published":
+                published[event["round"]] = now
             elif event["is"] == "Taught":
                 ran[key] = (begun[key], now)
             for decision in entry["decisions"]:
@@ -103,6 +107,8 @@ def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float
     for number in range(1, arguments.rounds + 1):
         spans = {peer: span for (peer, of), span in ran.items() if of == number}
         last = max(when for (_, of), when in held.items() if of == number)
+        if published[number] >= last:
+            continue
         final = max(spans, key=lambda peer: held[peer, number])
         total = sum(end - start for start, end in spans.values())
         before = sum(max(0.0, min(end, last) - start) for start, end in spans.values())

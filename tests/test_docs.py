@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -42,3 +44,10 @@ def test_that_all_data_are_one_common_set_is_said_wherever_one_begins() -> None:
     said = describe_data_difference(there, here, 1, 0)
     assert said is not None
     assert "all peers cut their shards out of one common data set: give both the same whole set, not images of" in said
+
+
+def test_the_tables_of_the_performance_page_are_of_the_figures_that_were_measured() -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "table.py", "--check"], capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -555,7 +555,7 @@ def fill(path: Path) -> None:
 
 
 def test_a_full_disk_ends_a_peer_with_a_sentence_and_space_lets_it_continue(small_disk: Path, tmp_path: Path) -> None:
-    rounds = 30
+    rounds = 12
     with mesh_of(tmp_path, count=2, rounds=rounds) as mesh:
         expected = simulated(mesh.file)
         mesh.start(0)
