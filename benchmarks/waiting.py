@@ -82,7 +82,7 @@ def slow_down(pid: int, times: float, ended: threading.Event) -> None:
 
 
 def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float]]:
-    """Of every round for which it waited: what part of the teacher pass lay before the last snapshot, and could have."""
+    """Of every round for which it waited: what part of the teacher pass lay before the last snapshot; what could."""
     published: dict[int, float] = {}
     held: dict[tuple[int, int], float] = {}  # by peer and round
     begun: dict[tuple[int, int], float] = {}
