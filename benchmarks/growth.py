@@ -77,7 +77,7 @@ def plot(figures: dict[str, list[dict[str, Any]]], path: Path) -> None:
         memory.set_ylabel("peak memory (GB, dashed)")
         memory.spines["top"].set_visible(False)
         panel.spines["top"].set_visible(False)
-    panels[0].legend(frameon=False, loc="upper left")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(PHASES), frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     print(f"Drawn to {path}")
 

@@ -53,7 +53,7 @@ def run(out: Path, options: list[str], count: int) -> dict[str, Any]:
     start = time.monotonic()
     with mesh(out, options) as process:
         while process.poll() is None:
-            with contextlib.suppress(OSError, AssertionError):  # not all have started yet, or some have ended
+            with contextlib.suppress(OSError, ValueError, AssertionError):  # not all have started, or some have ended
                 found.update(look(out, count))
             time.sleep(2.0)
     found = {"exit_code": process.returncode, "seconds": round(time.monotonic() - start, 1), **found}
