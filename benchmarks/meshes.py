@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -9,9 +10,31 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
+
+
+def add_options(parser: argparse.ArgumentParser, *, samples: int) -> None:
+    """What a mesh is of: ``--data``, ``--samples``, ``--pool`` and ``--count``."""
+    parser.add_argument("--data", type=Path, help="an npz file, in place of digits")
+    parser.add_argument("--samples", type=int, default=samples, help="training images in all")
+    parser.add_argument("--pool", default="resnet18,resnet18-half,cnn6")
+    parser.add_argument("--count", type=int, default=10, help="peers")
+
+
+def options_of(arguments: argparse.Namespace, rounds: int) -> list[str]:
+    """The same for ``crad-mesh up``."""
+    options = ["--dataset", f"npz:{arguments.data.resolve()}"] if arguments.data else []
+    options += ["--samples", str(arguments.samples), "--pool", arguments.pool]
+    return [*options, "--count", str(arguments.count), "--rounds", str(rounds)]
+
+
+def described(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same for the report."""
+    data = arguments.data.stem if arguments.data else "digits"
+    return {"data": data, "samples": arguments.samples, "pool": arguments.pool, "count": arguments.count}
 
 
 @contextlib.contextmanager

@@ -35,7 +35,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     options = ["--count", str(arguments.count), "--participation", str(arguments.active)]
-    options += ["--rounds", str(arguments.rounds), "--pool", POOL]
+    # Evenly cut: with more skew a hundred shards of the digits are too small.
+    options += ["--rounds", str(arguments.rounds), "--pool", POOL, "--alpha", "10"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run")
         found = run(out, options, arguments.count)

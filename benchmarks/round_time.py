@@ -16,16 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from meshes import CORES, check, cpu_seconds, mesh, pids, rounds
+from meshes import CORES, add_options, check, cpu_seconds, described, mesh, options_of, pids, rounds
 from report import in_words, spread, write
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="an npz file, in place of digits")
-    parser.add_argument("--samples", type=int, default=8000, help="training images in all")
-    parser.add_argument("--pool", default="resnet18,resnet18-half,cnn6")
-    parser.add_argument("--count", type=int, default=10)
+    add_options(parser, samples=8000)
     parser.add_argument("--rounds", type=int, default=3, help="that are measured")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds before those")
     parser.add_argument("--json", type=Path)
@@ -33,20 +30,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder, "run"), arguments)
     print(f"round time over the learners' CPU seconds on {CORES} cores: {in_words(found['ratio'], 3)}")
-    given = {"count": arguments.count, "pool": arguments.pool, "samples": arguments.samples}
     figures = {name: spread(values) for name, values in found.items()}
-    write(
-        arguments.json, "round_time", {**given, "data": arguments.data.stem if arguments.data else "digits", **figures}
-    )
+    write(arguments.json, "round_time", {**described(arguments), **figures})
 
 
 def measure(out: Path, arguments: argparse.Namespace) -> dict[str, list[float]]:
     """Of every measured round: the ratio, its seconds, and the services' share of the CPU time."""
     last = arguments.warm_up + arguments.rounds
-    options = ["--dataset", f"npz:{arguments.data.resolve()}"] if arguments.data else []
-    options += ["--count", str(arguments.count), "--rounds", str(last + 1), "--samples", str(arguments.samples)]
     found: dict[str, list[float]] = {"ratio": [], "seconds": [], "share_of_services": []}
-    with mesh(out, [*options, "--pool", arguments.pool]) as process:
+    with mesh(out, options_of(arguments, last + 1)) as process:
         before = None
         for number in range(arguments.warm_up, last + 1):
             while min(rounds(out, arguments.count)) < number:

@@ -17,26 +17,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshes import check, mesh, rounds
+from meshes import add_options, check, described, mesh, options_of, rounds
 from report import write
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    add_options(parser, samples=50_000)
     parser.add_argument("--methods", nargs="+", default=["crad", "uniform"])
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--count", type=int, default=10)
-    parser.add_argument("--samples", type=int, default=50_000)
-    parser.add_argument("--pool", default="resnet18,resnet18-half,cnn6")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    options = ["--dataset", f"npz:{arguments.data.resolve()}", "--samples", str(arguments.samples)]
-    options += ["--pool", arguments.pool, "--count", str(arguments.count), "--rounds", str(arguments.rounds)]
-    options += ["--device", arguments.device]
+    options = [*options_of(arguments, arguments.rounds), "--device", arguments.device]
     end = time.monotonic() + arguments.seconds
     with contextlib.ExitStack() as stack:
         running = {
@@ -53,7 +48,7 @@ def main() -> None:
         accuracy, number = found["mean_global_accuracy"], found["evaluated_round"]
         known = f"{100 * accuracy:.1f} % after round {number}" if accuracy is not None else "not evaluated yet"
         print(f"{method}: {found['rounds']} rounds, {found['seconds_a_round']} s a round, mean global accuracy {known}")
-    write(arguments.json, "timed_rounds", {"samples": arguments.samples, "pool": arguments.pool, "methods": figures})
+    write(arguments.json, "timed_rounds", {**described(arguments), "methods": figures})
 
 
 def read(out: Path, count: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 
-from meshes import check, mesh, pids, rounds
+from meshes import add_options, check, described, mesh, options_of, pids, rounds
 from report import in_words, spread, write
 
 PERIOD = 0.1
@@ -28,10 +28,7 @@ PERIOD = 0.1
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="an npz file, in place of digits")
-    parser.add_argument("--samples", type=int, default=1400, help="training images in all")
-    parser.add_argument("--pool", default="resnet18,resnet18-half,cnn6")
-    parser.add_argument("--count", type=int, default=10)
+    add_options(parser, samples=1400)
     parser.add_argument("--rounds", type=int, default=4, help="that are measured")
     parser.add_argument("--slow", type=int, default=1, help="id of the slow peer")
     parser.add_argument("--times", type=float, default=3.0)
@@ -46,17 +43,15 @@ def main() -> None:
     possible = [possible for _, possible in passes]
     print(f"of the {len(passes)} teacher passes of {len(others)} peers that waited, before the last snapshot came:")
     print(f"{in_words(done)}; without the last teacher's own part: {in_words(possible)}")
-    given = {"count": arguments.count, "pool": arguments.pool, "samples": arguments.samples, "slow": arguments.slow}
+    given = {**described(arguments), "slow": arguments.slow}
     write(arguments.json, "waiting", {**given, "part_done": spread(done), "part_possible": spread(possible)})
 
 
 def run(out: Path, arguments: argparse.Namespace) -> None:
     """As many rounds as are needed, with the slow peer slow."""
     last = arguments.rounds + 1
-    options = ["--dataset", f"npz:{arguments.data.resolve()}"] if arguments.data else []
-    options += ["--count", str(arguments.count), "--rounds", str(last), "--samples", str(arguments.samples)]
     ended = threading.Event()
-    with mesh(out, [*options, "--pool", arguments.pool]) as process:
+    with mesh(out, options_of(arguments, last)) as process:
         while min(rounds(out, arguments.count)) < 0:
             check(process, out)
             time.sleep(0.05)

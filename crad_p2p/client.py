@@ -345,12 +345,7 @@ class Client:
         tensors = weights.decode(snapshot)
         weights.check_values(tensors)
         on_device = {name: value.to(self.device) for name, value in tensors.items()}
-        try:
-            return self._architectures[arch].bind(
-                on_device, precision, inference_batch(self._train.images, self.device)
-            )
-        except RuntimeError as error:
-            raise SnapshotError(f"snapshot does not fit its architecture: {error}") from None
+        return self._architectures[arch].bind(on_device, precision, inference_batch(self._train.images, self.device))
 
     def _opened(self) -> tuple[LocalEpoch, PosteriorStore]:
         if self._epoch is None or self._posteriors is None:

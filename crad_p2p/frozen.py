@@ -65,7 +65,7 @@ class Frozen:
             image_shape: channels, height and width.
         """
         self._skeleton = skeleton.eval()
-        self._layout = {name: value.shape for name, value in skeleton.state_dict().items()}
+        self._layout = _layout_of(skeleton.state_dict())
         self._chains: dict[str, _Chain] = {}
         self._sound: frozenset[torch.dtype] = frozenset()
         self._graph = self._read(image_shape)
@@ -83,8 +83,8 @@ class Frozen:
         Raises:
             SnapshotError: they are not those of the architecture.
         """
-        if {name: value.shape for name, value in tensors.items()} != self._layout:
-            raise SnapshotError("snapshot does not fit its architecture: other names or shapes")
+        if _layout_of(tensors) != self._layout:
+            raise SnapshotError("snapshot does not fit its architecture: other names, shapes or dtypes")
         if self._graph is None:
             return as_function(copy.deepcopy(self._skeleton), dict(tensors))
         return self._bound(self._graph, tensors, precision if precision in self._sound else torch.float32, batch_size)
@@ -107,7 +107,7 @@ class Frozen:
             kinds = Counter(node.op for node in traced.graph.nodes)
             if kinds["get_attr"] or kinds["placeholder"] != 1:  # tensors that no module of torch's owns, more inputs
                 return None
-            tensors, pixels = _any_tensors(self._layout, self._skeleton.state_dict()), _any_values((2, *image_shape))
+            tensors, pixels = _any_tensors(self._layout), _any_values((2, *image_shape))
             with torch.no_grad(), torch.random.fork_rng(devices=()):
                 self._bound(traced.graph, tensors, torch.float32, 2)(pixels.clone(), _note_shape)
                 graph = self._fold(traced)
@@ -216,13 +216,17 @@ def supports(precision: torch.dtype, device: torch.device) -> bool:
     return True
 
 
-def _any_tensors(layout: Mapping[str, torch.Size], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _layout_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}
+
+
+def _any_tensors(layout: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
     """Values with which every part of a model matters, and whose signals neither vanish nor explode."""
     tensors = {}
-    for name, shape in layout.items():
+    for name, (shape, dtype) in layout.items():
         values = _any_values(tuple(shape))
-        if not like[name].is_floating_point():
-            values = torch.zeros(shape, dtype=like[name].dtype)
+        if not dtype.is_floating_point:
+            values = torch.zeros(shape, dtype=dtype)
         elif len(shape) > 1:
             values *= (2 / values[0].numel()) ** 0.5
         elif not name.endswith(("bias", "running_mean")):

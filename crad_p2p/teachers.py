@@ -24,8 +24,7 @@ Progress = Callable[[int, int], None]
 
 #: Pixels of one forward pass without gradients: 32 images of 32x32 on a CPU, where more leaves the cache, and a
 #: thousand on anything else, which less does not fill.
-_INFERENCE_PIXELS = {"cpu": 32 * 32 * 32}
-_INFERENCE_PIXELS_ELSEWHERE = 1024 * 32 * 32
+_CPU_PIXELS, _OTHER_PIXELS = 32 * 32 * 32, 1024 * 32 * 32
 
 
 class PosteriorStore:
@@ -91,7 +90,7 @@ class PosteriorStore:
 
 def inference_batch(images: Tensor | np.ndarray, device: torch.device) -> int:
     """Samples of one forward pass without gradients, for images [n, C, H, W] and a model on this device."""
-    pixels = _INFERENCE_PIXELS.get(device.type, _INFERENCE_PIXELS_ELSEWHERE)
+    pixels = _CPU_PIXELS if device.type == "cpu" else _OTHER_PIXELS
     return max(1, pixels // (images.shape[2] * images.shape[3]))
 
 

@@ -72,15 +72,11 @@ def probe(teacher: Callable[[Tensor], Tensor], shape: Sequence[int], device: tor
         shape: channels, height and width of one image.
 
     Raises:
-        SnapshotError: the tensors do not fit the architecture, or logits are not finite.
+        SnapshotError: logits are not finite. An error while computing is this machine's: that the tensors fit has been
+            looked at before.
     """
     pixels = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(device)
-    try:
-        with torch.no_grad():
-            logits = teacher(pixels)
-    except torch.OutOfMemoryError:  # says nothing of the snapshot
-        raise
-    except RuntimeError as error:
-        raise SnapshotError(f"snapshot does not fit its architecture: {printable(str(error), 200)}") from None
+    with torch.no_grad():
+        logits = teacher(pixels)
     if not bool(torch.isfinite(logits).all()):
         raise SnapshotError("a probe batch gives logits that are not finite")

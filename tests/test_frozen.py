@@ -265,7 +265,9 @@ def test_the_tensors_of_something_else_are_refused() -> None:
     architecture, tensors = Frozen(skeleton(make), SHAPE), tensors_of(make())
     fewer = {name: value for name, value in tensors.items() if name != "classifier.bias"}
     for wrong in (fewer, {**tensors, "more": torch.ones(1)}, {**tensors, "classifier.bias": torch.ones(5)}):
-        with pytest.raises(SnapshotError, match="snapshot does not fit its architecture: other names or shapes"):
+        with pytest.raises(
+            SnapshotError, match="snapshot does not fit its architecture: other names, shapes or dtypes"
+        ):
             architecture.bind(wrong)
 
 

@@ -568,3 +568,18 @@ def test_a_simulation_that_refuses_snapshots_does_not_end_as_if_nothing_were(
     with pytest.raises(ReservationsError, match=r"without snapshots of peer 1, which were refused; .* says why"):
         command(count=3, rounds=1, pool="cnn6@0.125", samples=300, threads=1, out=tmp_path / "out")
     assert Summary.read(tmp_path / "out" / "summary.json").peers[0].quarantine_reasons == {"1": "not finite"}
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("place", ["binds", "computes"])
+def test_trouble_of_this_machine_is_not_laid_to_a_peer(
+    mesh: Mesh, stored: Files, monkeypatch: pytest.MonkeyPatch, kind: type[RuntimeError], place: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise kind("of this machine")
+
+    monkeypatch.setattr("crad_p2p.frozen.Frozen.bind", fail if place == "binds" else lambda *_: fail)
+    (client,) = [client for peer, client in mesh.clients.items() if peer == 0]
+    client.open_round()
+    with pytest.raises(kind, match="of this machine"):
+        client.teach(*stored[1][2][3])

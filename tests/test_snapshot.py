@@ -19,6 +19,7 @@ from torch import Tensor
 
 from crad_p2p import weights
 from crad_p2p.architectures import build_model, initialise, layout_of
+from crad_p2p.frozen import frozen
 from crad_p2p.snapshot import (
     MAX_HEADER_BYTES,
     DamagedFileError,
@@ -437,10 +438,11 @@ def test_probe_passes_a_good_model_and_leaves_the_global_generator_alone() -> No
         {"convolutions.0.weight": torch.zeros(3, 1, 3, 3, dtype=torch.float64)},
     ],
 )
-def test_probe_refuses_tensors_that_do_not_fit(damage: dict[str, Tensor | None]) -> None:
+def test_tensors_that_do_not_fit_are_refused(damage: dict[str, Tensor | None]) -> None:
     state = {name: value for name, value in {**model_state(), **damage}.items() if value is not None}
+    frozen(ARCH, 4, SHAPE).bind(model_state())
     with pytest.raises(SnapshotError, match="snapshot does not fit its architecture"):
-        probe(forward_of(state), SHAPE, CPU)
+        frozen(ARCH, 4, SHAPE).bind(state)
 
 
 def test_probe_refuses_logits_that_are_not_finite() -> None:
