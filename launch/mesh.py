@@ -19,7 +19,7 @@ from launch.forking import fork_server
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, dial
-from peer.intake import parse
+from peer.intake import MessageError, parse
 from peer.store import Store
 from peer.tls import Tls
 from peer.waiting import within
@@ -186,6 +186,9 @@ class Mesh:
                         self._progress.updated()
                 except grpc.aio.AioRpcError:
                     pass  # not up yet, or starting again
+                except MessageError as error:
+                    self._progress.note(f"peer {peer} cannot be shown: its state is {error}")
+                    return
                 await asyncio.sleep(_RETRY)
         finally:
             await channel.close()

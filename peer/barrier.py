@@ -59,7 +59,7 @@ from peer.events import (
     Tick,
     Train,
 )
-from peer.words import NOT_CONNECTED, name_peers
+from peer.words import MOST_NAMED, NOT_CONNECTED, name_peers
 
 #: Teachers of a round, by its number.
 TeachersOf = Callable[[int], tuple[int, ...]]
@@ -616,8 +616,10 @@ class Barrier:
         return f"waits until {name_peers(strangers)} {verb} been reached since the start"
 
     def _who(self, peers: list[int]) -> str:
-        named = [f"{peer}" if peer in self.state.connected else f"{peer} {NOT_CONNECTED}" for peer in peers]
-        return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"
+        connected = self.state.connected
+        if len(peers) > MOST_NAMED:  # not all are named, and these matter most
+            peers = sorted(peers, key=lambda peer: peer in connected)
+        return name_peers(f"{peer}" if peer in connected else f"{peer} {NOT_CONNECTED}" for peer in peers)
 
     def _limit(self, peers: list[int]) -> str:
         """Until when, in words; stays the same while time passes."""

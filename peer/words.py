@@ -8,13 +8,18 @@ from urllib.parse import unquote
 
 from crad_p2p.foreign import printable
 
+#: Peers that a sentence names.
+MOST_NAMED = 12
 #: Behind the peers in a sentence to which there is no connection now.
 NOT_CONNECTED = "(not connected)"
 
 
 def name_peers(ids: Iterable[object]) -> str:
-    """``peer 1`` or ``peers 1, 2``."""
+    """``peer 1`` or ``peers 1, 2``; of many the first, since what a peer says of itself must fit into a message."""
     named = list(map(str, ids))
+    more = len(named) - MOST_NAMED
+    if more > 1:
+        return f"peers {', '.join(named[:MOST_NAMED])} and {more} others"
     return f"peer{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
 

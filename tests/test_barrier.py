@@ -13,6 +13,7 @@ from barrier_model import greeted, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer._proto.crad.v1 import peer_pb2
 from peer.barrier import Barrier
 from peer.events import (
     Announced,
@@ -38,6 +39,7 @@ from peer.events import (
     Teach,
     Train,
 )
+from peer.intake import parse
 
 OTHERS = (1, 2)
 
@@ -437,3 +439,18 @@ def test_whatever_comes_a_round_is_trained_only_with_everything_of_the_round_bef
                 assert {event.peer for event in seen if isinstance(event, Taught) and event.round == last} == set(
                     OTHERS
                 )
+
+
+def test_what_a_peer_of_thousands_says_fits_into_the_message_in_which_it_says_it() -> None:
+    others = range(1, 3000)
+    strange = Barrier(others, 2, lambda _number: tuple(others), 0)
+    feed(strange, LearnerUp())
+    waiting = make(others=others, teachers=others, published=0)
+    feed(waiting, LearnerUp(), *(Connected(peer) for peer in others if peer != 2500))
+    cut_off = make(others=others, teachers=others, published=0)
+    feed(cut_off, LearnerUp(), *(Disconnected(peer) for peer in others))
+    said = [barrier.explain() for barrier in (strange, waiting, cut_off)]
+    for sentence in said:
+        assert "and 2987 others" in sentence
+        parse(peer_pb2.PeerState, peer_pb2.PeerState(phase="wait", explanation=sentence).SerializeToString())
+    assert said[1].startswith("round 1 waits for round 0 of peers 2500 (not connected), 1, 2, 3,")
