@@ -126,6 +126,19 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
         lambda found: f"{figure(found['first'], '{:.1f}')} s",
         "start.py",
     ),
+    (
+        "100 peers, ten active a round, 20 rounds of a tiny model, real services",
+        "completes",
+        "pool",
+        lambda found: (
+            f"exit code {found['exit_code']} after {found['seconds']:.0f} s, models "
+            + ("equal to" if found["same_as_simulate"] else "NOT equal to")
+            + f" those of `simulate`; a service has {found['service']['resident_mb']:.0f} MB and "
+            f"{found['service']['threads']} threads, a learner {found['learner']['proportional_mb']:.0f} MB (PSS) and "
+            f"{found['learner']['threads']} threads"
+        ),
+        "pool.py",
+    ),
 )
 
 

@@ -16,6 +16,7 @@ from launch.authority import throwaway
 from launch.children import environment
 from launch.computing import Computing
 from launch.forking import fork_server
+from launch.quick import cores
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import RawStub, dial
@@ -30,6 +31,9 @@ _GRACE = 8.0
 _MAX_STARTS = 10
 #: Seconds between two attempts to reach a peer's status.
 _RETRY = 0.3
+#: Peers that begin at the same time, for each core: until their data are loaded, or for so many seconds. All of a
+#: hundred at once would leave no time to any of them for answering the others.
+_BEGINNING, _LONGEST_BEGINNING = 8, 60.0
 
 
 def tls_dir(out: Path, peer_id: int) -> Path:
@@ -74,6 +78,9 @@ class Mesh:
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._forking: dict[str, str] = {}
+        self._beginning = asyncio.Semaphore(_BEGINNING * cores())
+        self._is_started = {peer: asyncio.Event() for peer in federation.ids}  # once, whatever has become of it
+        self._has_begun = {peer: asyncio.Event() for peer in federation.ids}
         self.reservations: dict[int, str] = {}
         self.failed: dict[int, str] = {}
 
@@ -152,22 +159,33 @@ class Mesh:
         folder.mkdir(mode=0o700, exist_ok=True)  # as crad-peer makes it
         command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(self._peers_file)]
         command += ["--state-dir", str(folder), "--tls-dir", str(tls_dir(self._out, peer)), *self._options, *more]
-        with (folder / "log.txt").open("ab") as log:
-            # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                # Should this process be killed, it stops as if told to.
-                env={**environment(signal.SIGTERM), **self._forking},
-            )
-        self._processes[peer] = process
-        return await process.wait()
+        async with self._beginning:
+            with (folder / "log.txt").open("ab") as log:
+                # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    # Should this process be killed, it stops as if told to.
+                    env={**environment(signal.SIGTERM), **self._forking},
+                )
+            self._processes[peer] = process
+            self._is_started[peer].set()
+            ended, begun = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._has_begun[peer].wait())
+            try:
+                await asyncio.wait([ended, begun], timeout=_LONGEST_BEGINNING, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                ended.cancel()
+                raise
+            finally:
+                begun.cancel()
+        return await ended
 
     async def _watch(self, peer: int) -> None:
-        """Keep the peer's row up to date."""
+        """Keep the peer's row up to date, from its first start on."""
+        await self._is_started[peer].wait()
         # With the peer's own certificate: what belongs to a site may look at its peer.
         tls = Tls(tls_dir(self._out, peer), self._federation.federation, peer)
         channel = dial(self._federation.peer(peer).address, tls, peer)
@@ -179,6 +197,8 @@ class Mesh:
                     async for raw in stub.Watch(peer_pb2.WatchRequest(progress=True)):
                         state = parse(peer_pb2.PeerState, raw)
                         row.round, row.phase, row.step, row.steps = state.round, state.phase, state.step, state.steps
+                        if state.HasField("data") or state.phase == "recover":  # which is waiting for all others
+                            self._has_begun[peer].set()
                         if state.HasField("validation_accuracy"):
                             row.validation_accuracy = state.validation_accuracy
                         if state.HasField("global_accuracy"):

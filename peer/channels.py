@@ -46,14 +46,13 @@ _SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.ping_timeout_ms", 600_000),
 )
 
-CLIENT_OPTIONS: tuple[tuple[str, Any], ...] = (
+_CLIENT_OPTIONS: tuple[tuple[str, Any], ...] = (
     *_COMMON,
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.enable_http_proxy", 0),  # proxy variables would capture even loopback calls
     ("grpc.enable_retries", 0),  # a half-read stream cannot be retried by the library; links resume by offset
-    # A silently dead link is noticed after time + timeout. Pings are sent only when nothing comes, so data under way
-    # never delay their answers. The ping timeout is the one that works; both are set.
-    ("grpc.keepalive_time_ms", 3_000),
+    # A silently dead link is noticed after keepalive time (see client_options) + timeout. Pings are sent only when
+    # nothing comes, so data under way never delay their answers. The ping timeout is the one that works; both are set.
     ("grpc.keepalive_timeout_ms", 4_000),
     ("grpc.http2.ping_timeout_ms", 4_000),
     # Bytes that a sender may have under way: 200 Mbit/s on a link with a round trip of 80 ms, and less the longer
@@ -63,7 +62,6 @@ CLIENT_OPTIONS: tuple[tuple[str, Any], ...] = (
     # to be over within the five seconds in which traffic resumes. It takes three round trips (TCP, TLS, HTTP/2).
     ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1_000),  # the default grows to two minutes
 )
 
 
@@ -91,6 +89,25 @@ def server_options(members: int) -> tuple[tuple[str, Any], ...]:
     return (*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", 64 + 8 * members))
 
 
+def between_tries(members: int) -> float:
+    """Seconds after which a peer that is not there is called again.
+
+    An attempt to connect may have taken four when the link heals, and traffic resumes within five. But where many peers
+    begin on one machine, the calls of those who are there must leave the others the time to start: it grows so that all
+    together do not call more often. Who has started calls, and is called back at once.
+    """
+    return min(30.0, max(0.8, members**2 / 350))
+
+
+def client_options(members: int) -> tuple[tuple[str, Any], ...]:
+    """Options of a channel to a peer, in a federation of so many: with many links each is looked after less often."""
+    return (
+        *_CLIENT_OPTIONS,
+        ("grpc.keepalive_time_ms", min(10_000, max(3_000, 100 * members))),
+        ("grpc.max_reconnect_backoff_ms", max(1_000, round(1_000 * between_tries(members)))),
+    )
+
+
 def require_loopback(federation: Federation, listen: str) -> None:
     """Plain text is for one machine only.
 
@@ -106,14 +123,15 @@ def require_loopback(federation: Federation, listen: str) -> None:
             )
 
 
-def dial(address: str, tls: Tls | None = None, peer: int | None = None) -> grpc.aio.Channel:
+def dial(address: str, tls: Tls | None = None, peer: int | None = None, *, members: int = 1) -> grpc.aio.Channel:
     """A channel of its own to HOST:PORT (never shared with another, so that streams cannot block one another).
 
     Args:
         tls: this peer's certificate; None for plain text.
         peer: whose certificate is expected there.
+        members: of the federation.
     """
-    options = (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    options = (*client_options(members), ("grpc.use_local_subchannel_pool", 1))
     if tls is None:
         return grpc.aio.insecure_channel(_target(address), options=options)
     assert peer is not None

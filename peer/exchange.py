@@ -21,7 +21,7 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
 from peer.hello import data_as_json, describe_data_difference
 from peer.intake import Intake, document_digest
-from peer.link import Link, RoundGoneError
+from peer.link import Link, RoundGoneError, greeting_slots
 from peer.standstill import LONG, Way
 from peer.status import Status
 from peer.store import Store
@@ -94,7 +94,7 @@ class Exchange:
         self._intake_known = asyncio.Event()
         self._seen_saved = asyncio.Lock()
         self._seen_unsaved = False
-        slots = Slots(_PARALLEL_FETCHES, _FAST)
+        slots, greetings = Slots(_PARALLEL_FETCHES, _FAST), greeting_slots()
         self._links = {
             peer: Link(
                 federation,
@@ -107,6 +107,7 @@ class Exchange:
                 tls=tls,
                 has_agreed=self._have_all_agreed(),
                 slots=slots,
+                greetings=greetings,
             )
             for peer in self.collected_by
         }
@@ -157,6 +158,10 @@ class Exchange:
         """This peer has a new certificate: connect anew with it."""
         for link in self._links.values():
             link.renew()
+
+    def call_back(self, peer: int) -> None:
+        """The peer has called: if there is no connection to it, one should come about now."""
+        self._links[peer].call_back()
 
     async def close(self) -> None:
         """Close all links."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import lru_cache
 from typing import Any
 
 from crad_p2p import __version__
@@ -18,9 +19,14 @@ PROTOCOL = 1
 
 def greeting(federation: Federation, own_id: int) -> peer_pb2.HelloRequest:
     """What this peer says of itself, and a nonce for the other to sign."""
-    agreed = json.dumps(federation.agreed()).encode()
-    nonce = secrets.token_bytes(NONCE_BYTES)
+    agreed, nonce = agreed_document(federation), secrets.token_bytes(NONCE_BYTES)
     return peer_pb2.HelloRequest(peer=own_id, software=__version__, protocol=PROTOCOL, agreed=agreed, nonce=nonce)
+
+
+@lru_cache(maxsize=4)
+def agreed_document(federation: Federation) -> bytes:
+    """The agreed fields as they are sent; made once, since of many peers it is long and told to each."""
+    return json.dumps(federation.agreed()).encode()
 
 
 def describe_disagreement(
@@ -34,6 +40,8 @@ def describe_disagreement(
         return f"the protocol version is {other.protocol} on {there} and {PROTOCOL} on {here}"
     if other.software != __version__:
         return f"the software version is {printable(other.software)} on {there} and {__version__} on {here}"
+    if other.agreed == agreed_document(federation):
+        return None
     if (agreed := agreed_fields(other.agreed)) is None:
         return f"{there} does not say what it runs"
     difference = describe_difference(agreed, federation.agreed(), f"the file of {there}", f"the file of {here}")

@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -24,7 +24,7 @@ from crad_p2p.federation import Federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
-from peer.channels import RawStub, Waits, dial
+from peer.channels import RawStub, Waits, between_tries, dial
 from peer.hello import describe_disagreement, greeting
 from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, check_seen, parse, parse_chunk
 from peer.signatures import check_greeting
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 _FIRST_DELAY = 0.1
 #: Seconds for which a connection must have lasted, so that its end is news, and it is dialled anew at once.
 _STEADY = 5.0
-#: Seconds between two tries. An attempt to connect may have taken four when the link heals, and traffic resumes within
-#: five; but who sends what must not be used is not asked again so soon.
+#: Seconds between two tries of what does not depend on the number of peers (``peer.channels.between_tries``); who sends
+#: what must not be used is not asked again so soon.
 _LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
 #: States of a peer that are taken in a second, and their bytes; who sends more is read no faster. And what is done with
 #: one, which a peer can make costly, is followed by so many times as much rest.
@@ -68,10 +68,18 @@ _EXPECTS_TLS = (
 )
 #: Seconds between two looks at who answers in place of the peer.
 _LOOK = 10.0
+#: Greetings of one peer that may be under way at once, unless one has taken so many seconds. If a hundred peers on one
+#: machine called all others at once, no handshake would be done within the time of an attempt, and all were in vain.
+_GREETINGS, _SLOW_GREETING = 2, 3.0
 #: Times that a peer is told that its snapshot is not used.
 _TELL_TRIES = 5
 
 M = TypeVar("M", bound=Message)
+
+
+def greeting_slots() -> Slots:
+    """For all links of a peer together."""
+    return Slots(_GREETINGS, _SLOW_GREETING)
 
 
 class Link:
@@ -87,6 +95,7 @@ class Link:
             else now, that is its own affair, and no reason for this one to end.
         slots: limits the transfers that run at the same time; held while one runs, and not between two attempts, so
             that peers which are away do not keep others from being served.
+        greetings: likewise, of those who connect.
     """
 
     def __init__(
@@ -102,11 +111,13 @@ class Link:
         tls: Tls | None = None,
         has_agreed: bool = False,
         slots: Slots | None = None,
+        greetings: Slots | None = None,
     ) -> None:
         self.peer = peer
         self.bytes_received = 0
         self.transfer_seconds = 0.0
         self._slots = slots or Slots(1, math.inf)
+        self._greetings = greetings or greeting_slots()
         self._turns = Turns()
         self.address = federation.peer(peer).address
         self._federation = federation
@@ -125,6 +136,8 @@ class Link:
         self.down_since: float | None = time.monotonic()  # None while it is connected
         self.reason = ""  # why it is not, or was not last
         self._clock = ""  # what is to be said of the peer's
+        self._longest_delay = between_tries(len(federation.peers))
+        self._called = asyncio.Event()  # by the other peer, since the last attempt
         self._look_again = 0.0
         self._closed_times = 0  # in a row, without TLS
         self._is_renewed = False  # this peer's certificate, since the connection was made
@@ -140,6 +153,10 @@ class Link:
         self._is_renewed = True
         self._redial(self._line)
 
+    def call_back(self) -> None:
+        """The other peer has called, so it is there: try now, if there is no connection."""
+        self._called.set()
+
     async def close(self) -> None:
         await self._line.channel.close()
 
@@ -151,8 +168,9 @@ class Link:
         """
         is_up: bool | None = None
         has_left = False
-        async for attempt in _attempts():
+        async for attempt in _attempts(self._called):
             try:
+                await self._forget_failure()
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if not is_up:  # once, and again after a line that it was not
@@ -192,7 +210,7 @@ class Link:
                 logger,
                 f"peer {self.peer} at {self.address}: {reason}; trying again",
                 level=level,
-                longest=_LONGEST_DELAY_AFTER_DAMAGE if has_left else _LONGEST_DELAY,
+                longest=_LONGEST_DELAY_AFTER_DAMAGE if has_left else self._longest_delay,
             )
         raise AssertionError("attempts never end")
 
@@ -206,7 +224,8 @@ class Link:
             try:
                 return await self._greet()
             except _CallError as error:
-                attempt.failed(logger, f"peer {self.peer} at {self.address}: {error}; trying again")
+                said = f"peer {self.peer} at {self.address}: {error}; trying again"
+                attempt.failed(logger, said, longest=self._longest_delay)
         raise AssertionError("attempts never end")
 
     async def manifest(
@@ -310,9 +329,17 @@ class Link:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
+    async def _forget_failure(self) -> None:
+        """If the peer has called, a channel that waits after failures gives way to one that connects at once."""
+        if self._called.is_set() and self.down_since is not None and not self._line.calls:
+            line = self._line
+            self._redial(line)
+            await line.channel.close()
+        self._called.clear()
+
     async def _greet(self) -> peer_pb2.HelloReply:
         request = greeting(self._federation, self._own_id)
-        async with self._call() as stub:
+        async with self._greetings.take(self.peer), self._call() as stub:
             clock, start = time.time(), time.monotonic()
             reply = await self._answer(peer_pb2.HelloReply, stub.Hello(request, timeout=self._waits.connect))
             self._clock = _clock_text(reply.unix_time - clock, time.monotonic() - start)
@@ -429,7 +456,7 @@ class Link:
             self.transfer_seconds += time.monotonic() - start
 
     def _dial(self) -> _Line:
-        return _Line(dial(self.address, self._tls, self.peer))
+        return _Line(dial(self.address, self._tls, self.peer, members=len(self._federation.peers)))
 
     def _redial(self, line: _Line) -> None:
         if line is self._line:
@@ -640,19 +667,24 @@ class _Attempt:
             self._said.append(message)
             log.log(level, message)
 
-    async def pause(self) -> None:
-        """Longer each time, and of random length, so that many peers do not call in step."""
+    async def pause(self, until: asyncio.Event) -> None:
+        """Longer each time, and of random length, so that many peers do not call in step; the event ends it, but for
+        its first part.
+        """
         delay = min(self._delay, self._longest)
-        await asyncio.sleep(random.uniform(delay / 2, delay))
-        self._delay = min(2 * self._delay, _LONGEST_DELAY_AFTER_DAMAGE)
+        first = min(delay, _LONGEST_DELAY) / 2
+        await asyncio.sleep(first)
+        with suppress(TimeoutError):
+            await within(random.uniform(delay / 2, delay) - first, until.wait())
+        self._delay = min(2 * self._delay, max(self._longest, _LONGEST_DELAY_AFTER_DAMAGE))
 
 
-async def _attempts() -> AsyncIterator[_Attempt]:
-    """Yields for ever, with pauses."""
-    attempt = _Attempt()
+async def _attempts(sooner: asyncio.Event | None = None) -> AsyncIterator[_Attempt]:
+    """Yields for ever, with pauses, which the event may shorten."""
+    attempt, never = _Attempt(), asyncio.Event()
     while True:
         yield attempt
-        await attempt.pause()
+        await attempt.pause(sooner or never)
 
 
 def _clock_text(ahead: float, took: float) -> str:

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ class Node:
         self._entry = federation.peer(self._id)
         self._digest = federation.digest()
         self._store = Store(host.state_dir)
-        self._status = Status()
+        self._status = Status(len(federation.peers))
         self._inbox: asyncio.Queue[e.Event | tuple[LearnerProcess, Message]] = asyncio.Queue()
         self._child: LearnerProcess | None = None  # the newest process
         self._learner: LearnerProcess | None = None  # the one that said it is ready; commands go to it alone
@@ -106,6 +106,7 @@ class Node:
         # Missing and stale teachers of the last round:
         self._lacking: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self._ending: Ending | None = None  # once the last round is evaluated
+        self._call_back: Callable[[int], None] = lambda _: None  # once there are links
 
     async def run(self) -> None:
         """Take part until the last round is done and everybody has it.
@@ -149,6 +150,7 @@ class Node:
                 self._tls,
                 on_damage=lambda *what: self._damage.put_nowait(what),
                 on_refusal=self._hear_refusal,
+                on_follow=lambda peer: self._call_back(peer),  # as it is then
             )
             server = self._server = Server(self._host.listen, self._servicer, self._refusals)
             self._write_pid("service", os.getpid())
@@ -173,6 +175,7 @@ class Node:
                 spawn=self._spawn,
                 may_lose=self._federation.barrier.policy == "quorum",
             )
+            self._call_back = exchange.call_back
             others = exchange.collected_by.keys()
             self._had_served_all = bool(others) and exchange.served >= others
             self._start_work()

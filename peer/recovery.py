@@ -23,7 +23,7 @@ from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
 from peer.chunks import LEAST_BYTES
 from peer.intake import Intake
-from peer.link import Link, RoundGoneError
+from peer.link import Link, RoundGoneError, greeting_slots
 from peer.store import Store
 from peer.tls import Tls
 from peer.waiting import within
@@ -58,7 +58,8 @@ async def recover(
     Raises:
         IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
     """
-    links = {peer: Link(federation, own_id, peer, waits, tls=tls) for peer in federation.ids if peer != own_id}
+    others, greetings = [peer for peer in federation.ids if peer != own_id], greeting_slots()
+    links = {peer: Link(federation, own_id, peer, waits, tls=tls, greetings=greetings) for peer in others}
     try:
         replies = await _ask_all(links, partial(_are_enough, federation, own_id), waits)
         _require_enough(federation, own_id, replies, waits.start)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import math
 import os
@@ -32,7 +31,7 @@ from peer.channels import server_options
 from peer.chunks import Pace, Piece
 from peer.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from peer.gate import SERVICE, Call, Gate
-from peer.hello import PROTOCOL, describe_disagreement
+from peer.hello import PROTOCOL, agreed_document, describe_disagreement
 from peer.intake import document_digest
 from peer.refusals import Refusals
 from peer.signatures import sign_greeting
@@ -60,6 +59,7 @@ class PeerServicer:
         tls: to prove who answers; None without TLS.
         on_damage: called with a committed round whose snapshot turns out to be damaged on disk, and how.
         on_refusal: called with a peer that will not use a snapshot of this one, its round and digest, and why.
+        on_follow: called with a peer that begins to watch this one.
     """
 
     def __init__(
@@ -72,16 +72,18 @@ class PeerServicer:
         tls: Tls | None = None,
         on_damage: Callable[[int, str], None] = lambda *_: None,
         on_refusal: Callable[[int, int, str, str], None] = lambda *_: None,
+        on_follow: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.federation = federation
         self.tls = tls
-        self._agreed = json.dumps(federation.agreed()).encode()
+        self._agreed = agreed_document(federation)
         self._id = peer_id
         self._store = store
         self._status = status
         self._witness = witness or Witness({})
         self._on_damage = on_damage
         self._on_refusal = on_refusal
+        self._on_follow = on_follow
         self._checking = asyncio.Lock()
         self._found_whole: dict[Path, float] = {}  # when, on the monotonic clock
         self.bytes_sent = 0
@@ -121,6 +123,7 @@ class PeerServicer:
         who = self._callers.get(call.connection) if call.caller is None else call.caller
         if who is not None and who != self._id:
             self._status.follow(who)
+            self._on_follow(who)
         begun = time.monotonic()
         if who is not None:
             self.followed_since[who] = begun

@@ -37,18 +37,20 @@ from wire import (
     until,
 )
 
+import peer.link
 import peer.server
 from crad_p2p import __version__
 from crad_p2p.errors import IncompleteError, PeersDisagreeError, PortTakenError
 from crad_p2p.snapshot import SnapshotError, TensorSpec
 from launch.proxy import Proxy
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import Waits
+from peer.channels import Waits, between_tries, client_options
 from peer.chunks import LEAST_BYTES
 from peer.hello import PROTOCOL
 from peer.intake import LARGEST_CHUNK_BYTES, MAX_REQUEST_BYTES, NONCE_BYTES, Intake, document_digest
-from peer.link import Link
+from peer.link import Link, greeting_slots
 from peer.server import start_server
+from peer.status import Status
 from peer.turns import Slots
 
 
@@ -891,3 +893,82 @@ async def test_every_channel_has_a_connection_of_its_own(tmp_path: Path) -> None
         for stub in (one, other, one, other):
             assert (await stub.Hello(peer_pb2.HelloRequest(nonce=bytes(NONCE_BYTES)), timeout=5)).peer == PEER
         assert proxy.accepted == 2
+
+
+# --- many peers -------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_of_many_peers_a_few_are_greeted_at_a_time(tmp_path: Path) -> None:
+    class Deliberate(Noting):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.under_way = self.most = 0
+            self.may_answer = asyncio.Event()
+
+        async def Hello(self, request: Any, context: Any) -> peer_pb2.HelloReply:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await self.may_answer.wait()
+            self.under_way -= 1
+            return await super().Hello(request, context)
+
+    async with serving(tmp_path, Deliberate) as remote, linked(remote.port) as other:
+        greetings = greeting_slots()
+        links = [Link(federation(remote.port), ME, PEER, WAITS, greetings=greetings) for _ in range(6)]
+        tasks = [asyncio.create_task(link.hello()) for link in links]
+        try:
+            await until(lambda: remote.servicer.under_way >= 2)
+            await other.manifest(0, INTAKE)  # a connection and an answer later
+            assert remote.servicer.most == 2
+            remote.servicer.may_answer.set()
+            await asyncio.wait_for(asyncio.gather(*tasks), 10)
+            assert remote.servicer.most == 2
+        finally:
+            for task, link in zip(tasks, links, strict=True):
+                await stopped(task)
+                await link.close()
+
+
+@in_loop
+async def test_who_calls_is_called_back_however_long_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.link, "_FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(peer.link, "between_tries", lambda _: 3600.0)
+    witness = Witness()
+    async with serving(tmp_path) as remote:
+        await remote.stop()
+        link = witness.link(remote.port)
+        task = asyncio.create_task(link.watch())
+        try:
+            await witness.connection(up=False)
+            remote.configure()
+            await remote.start()
+            link.call_back()
+            await witness.connection(up=True)
+        finally:
+            await stopped(task)
+            await link.close()
+
+
+@in_loop
+async def test_the_service_is_told_who_begins_to_watch(tmp_path: Path) -> None:
+    async with serving(tmp_path) as remote, stub_of(remote.port) as stub:
+        called: list[int] = []
+        remote.servicer._on_follow = called.append
+        await stub.Hello(peer_pb2.HelloRequest(peer=ME, nonce=bytes(NONCE_BYTES)), timeout=5)
+        watching = stub.Watch(peer_pb2.WatchRequest())
+        await watching.read()
+        watching.cancel()
+        assert called == [ME]
+
+
+def test_with_many_peers_each_is_looked_after_less_often_and_still_before_it_is_given_up() -> None:
+    few, many = (dict(client_options(members)) for members in (10, 10_000))
+    assert (few["grpc.keepalive_time_ms"], few["grpc.max_reconnect_backoff_ms"]) == (3_000, 1_000)
+    assert between_tries(10) == 0.8
+    assert between_tries(100) > 20
+    assert Status(10)._heartbeat == 10.0
+    patience = Waits().no_progress
+    assert (many["grpc.keepalive_time_ms"] + many["grpc.http2.ping_timeout_ms"]) / 1000 < patience
+    assert Status(10_000)._heartbeat < patience
+    assert between_tries(10_000) <= patience

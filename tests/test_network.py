@@ -45,7 +45,7 @@ from crad_p2p.simulation import simulate
 from launch.proxy import Proxy
 from peer import witness
 from peer._proto.crad.v1 import peer_pb2
-from peer.channels import CLIENT_OPTIONS, Waits
+from peer.channels import Waits, client_options
 from peer.chunks import LEAST_BYTES
 from peer.exchange import Exchange
 from peer.intake import Intake, document_digest
@@ -56,7 +56,8 @@ from peer.store import Store
 CPU = torch.device("cpu")
 
 #: Seconds until a silent cut is noticed, as configured, and at most, on a machine that has other work too.
-NOTICED = (dict(CLIENT_OPTIONS)["grpc.keepalive_time_ms"] + dict(CLIENT_OPTIONS)["grpc.http2.ping_timeout_ms"]) / 1000
+_OPTIONS = dict(client_options(2))
+NOTICED = (_OPTIONS["grpc.keepalive_time_ms"] + _OPTIONS["grpc.http2.ping_timeout_ms"]) / 1000
 NOTICED_AT_MOST = 15.0
 #: Seconds after healing until traffic resumes: promised, and what a busy machine may add.
 RESUMED, BUSY = 5.0, 1.0

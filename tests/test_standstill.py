@@ -17,6 +17,11 @@ IMPATIENT = doctored(
     "import peer.exchange, peer.node, peer.standstill, peer.status, peer.cli; peer.status._HEARTBEAT = 0.3; "
     "peer.exchange.LONG = peer.node.LONG = peer.standstill.LONG = 3; peer.cli.main()"
 )
+#: Pauses for an hour after an attempt to connect.
+PATIENT = doctored(
+    "import peer.link, peer.cli; peer.link._FIRST_DELAY = 3600.0; peer.link.between_tries = lambda members: 3600.0; "
+    "peer.cli.main()"
+)
 
 
 class Watched:
@@ -113,3 +118,12 @@ def test_a_wrong_port_in_one_file_is_in_both_logs(mesh: Callable[..., Peers]) ->
         rf"WARNING no change for .*peer 0 \(not connected\); peer 0 at 127\.0\.0\.1:{wrong}: unavailable \(.*refused"
     )
     zero.says(r"WARNING no change for .*; peer 1 says: .*peer 0 \(not connected\)")
+
+
+def test_a_peer_that_is_called_by_one_that_starts_calls_it_back_at_once(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(2, rounds=1)
+    first = peers.start(0, command=PATIENT)
+    first.says(r"peer 1 at .*; trying again")
+    second = peers.start(1)
+    for each in (first, second):
+        assert each.ended(30) == 0
