@@ -5,7 +5,8 @@ supported teachers both deviate equally from their mean, and float32 rounding wo
 cases.
 
 Equation numbers are those of arXiv 2609.00446: Eq. 3 the uniform mean, Eqs. 4-5 the filter, Eqs. 6-7 the precision of
-the class accuracy, Eq. 8 the weighted mean and its renormalisation. What the paper leaves open is marked "ours".
+the class accuracy, Eq. 8 the weighted mean and its renormalisation. What the paper leaves open is marked "ours". Each
+rule is a method; whose its formula is stands in its file in ``crad_p2p.methods``.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crad_p2p.statistics import precision
+from crad_p2p.methods.table4 import WEIGHTS, Evidence
+from crad_p2p.methods.uncertainty import uncertainty_mean
+from crad_p2p.methods.uniform import uniform_mean
 
 #: Keeps Eq. 8 defined for a class nobody is kept for. Larger values would already dampen well-evidenced weights.
 EPSILON = 1e-12
 #: A sample whose target holds less mass than this before renormalising takes Eq. 3 instead (ours).
 MINIMUM_MASS = 1e-3
 
-RULES = ("crad", "stage1", "uniform", "uncertainty")
+RULES = ("uniform", "uncertainty", *WEIGHTS)
 
 
 class Aggregation(NamedTuple):
@@ -42,6 +45,7 @@ def aggregate(
     min_support: int = 2,
     empty_class: str = "uniform",
     student: Tensor | None = None,
+    cross_entropy: Tensor | None = None,
 ) -> Aggregation:
     """Combine the teachers of one batch, class by class.
 
@@ -49,31 +53,32 @@ def aggregate(
         posteriors: floating [J, B, C], each teacher's softmax at temperature T.
         counts: integer or floating [J, C], n: validation samples of class c that teacher j was measured on.
         hits: integer or floating [J, C], h: those it classified correctly.
-        rule: ``crad``; ``stage1`` (its filter with equal weights); ``uniform`` (Eq. 3); ``uncertainty`` (weights from
-            the entropy of each prediction).
+        rule: ``uniform`` (Eq. 3) and ``uncertainty`` (weights from the entropy of each prediction) keep all teachers;
+            the others have CRAD's filter, and weights of :mod:`crad_p2p.methods.table4`.
         min_support: least n for a teacher to count for a class.
         empty_class: what a class without supported teacher takes: ``uniform`` (the mean over all teachers), ``zero``
             (Eq. 8 read literally) or ``student`` (its own posterior).
         student: floating [B, C], the student's posterior at T; needed for ``empty_class="student"``.
+        cross_entropy: floating [J, C], the teachers' mean cross-entropy on their class c; needed for the rule ``ce``.
 
     Raises:
         ValueError: no teacher, shapes that do not fit, or an unknown rule or ``empty_class``.
     """
-    _check(posteriors, counts, hits, rule, empty_class, student)
+    _check(posteriors, counts, hits, rule, empty_class, student, cross_entropy)
     with torch.autocast(posteriors.device.type, enabled=False):
         q = posteriors.double()
         if rule == "uniform":
-            return _complete(q.mean(0), q)
+            return _complete(uniform_mean(q), q)
         if rule == "uncertainty":
             return _complete(uncertainty_mean(q), q)
         n, h = counts.double(), hits.double()
         kept = reliable(q, supported=n >= min_support)
-        weights = precision(n, h) if rule == "crad" else torch.ones_like(n)
-        mean = weighted_mean(q, kept, weights)
+        evidence = Evidence(n, h, None if cross_entropy is None else cross_entropy.double())
+        mean = weighted_mean(q, kept, WEIGHTS[rule](evidence))
         mean = _fill_empty(mean, kept, q, empty_class, student)
         mass = mean.sum(-1)
         collapsed = mass < MINIMUM_MASS
-        uniform = _complete(q.mean(0), q).target
+        uniform = _complete(uniform_mean(q), q).target
         target = torch.where(collapsed[:, None], uniform, mean / mass.clamp_min(MINIMUM_MASS)[:, None])
         return Aggregation(target, kept, mass)
 
@@ -101,22 +106,30 @@ def reliable(q: Tensor, supported: Tensor) -> Tensor:
 def weighted_mean(q: Tensor, kept: Tensor, weights: Tensor) -> Tensor:
     """Eq. 8 before it is renormalised: float64 [B, C]; zero where nobody is kept.
 
+    Where all who are kept have weight zero, they count alike (ours).
+
     Args:
         q: float64 [J, B, C].
         kept: bool [J, B, C].
-        weights: float64 [J, C], w > 0 of teacher j for class c.
+        weights: float64 [J, C], w >= 0 of teacher j for class c.
     """
     w = weights[:, None, :] * kept
-    return (w * q).sum(0) / (w.sum(0) + EPSILON)
+    total = w.sum(0)
+    is_weightless = total == 0  # or nobody is kept, which stays so
+    if bool(is_weightless.any()):
+        w = torch.where(is_weightless, kept.to(w.dtype), w)
+        total = w.sum(0)
+    return (w * q).sum(0) / (total + EPSILON)
 
 
-def uncertainty_mean(q: Tensor) -> Tensor:
-    """Mean weighted by softmax over the teachers of the negative entropy of q (our reading of Uncertainty KD): [B, C].
+def mixture(q: Tensor, weights: Tensor) -> Aggregation:
+    """Everybody counts, by fixed weights.
 
-    A confident teacher weighs more; dividing -H by its (negative) sum, as is easily written, does the reverse.
+    Args:
+        q: float64 [K, B, C].
+        weights: float64 [K], they sum to 1.
     """
-    entropy = torch.special.entr(q).sum(-1, keepdim=True)
-    return (torch.softmax(-entropy, dim=0) * q).sum(0)
+    return _complete((weights[:, None, None] * q).sum(0), q)
 
 
 def _fill_empty(mean: Tensor, kept: Tensor, q: Tensor, empty_class: str, student: Tensor | None) -> Tensor:
@@ -132,7 +145,15 @@ def _complete(mean: Tensor, q: Tensor) -> Aggregation:
     return Aggregation(mean / mass[:, None], torch.ones_like(q, dtype=torch.bool), mass)
 
 
-def _check(q: Tensor, counts: Tensor, hits: Tensor, rule: str, empty_class: str, student: Tensor | None) -> None:
+def _check(
+    q: Tensor,
+    counts: Tensor,
+    hits: Tensor,
+    rule: str,
+    empty_class: str,
+    student: Tensor | None,
+    cross_entropy: Tensor | None,
+) -> None:
     if q.ndim != 3 or len(q) == 0:
         raise ValueError(
             f"posteriors must be [teachers, batch, classes] with at least one teacher, found {tuple(q.shape)}"
@@ -147,3 +168,5 @@ def _check(q: Tensor, counts: Tensor, hits: Tensor, rule: str, empty_class: str,
         raise ValueError(f"empty_class must be uniform, zero or student, found {empty_class!r}")
     if empty_class == "student" and (student is None or student.shape != q.shape[1:]):
         raise ValueError(f"empty_class='student' needs the student's posterior [batch, classes] = {tuple(q.shape[1:])}")
+    if rule == "ce" and (cross_entropy is None or cross_entropy.shape != expected):
+        raise ValueError(f"rule='ce' needs the teachers' cross-entropy [teachers, classes] = {expected}")

@@ -5,6 +5,7 @@ All have a stem for small images (3x3, stride 1, no max-pooling) and batch norma
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -117,6 +118,13 @@ def initialise(model: nn.Module, seed: int) -> None:
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm2d):
             module.reset_parameters()
+
+
+@functools.cache
+def parameter_count(arch: str, *, classes: int, channels: int) -> int:
+    """Trainable parameters of an architecture."""
+    model = build_model(arch, classes=classes, channels=channels, device="meta")
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def layout_of(arch: str, *, classes: int, channels: int) -> Layout:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +17,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crad_p2p import privacy, weights
-from crad_p2p.aggregation import Aggregation, aggregate
 from crad_p2p.architectures import build_model, initialise
 from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
 from crad_p2p.data.partition import Split
-from crad_p2p.distillation import EpochLog, Targets, train_epoch
+from crad_p2p.distillation import EpochLog, Objective, train_epoch
 from crad_p2p.errors import DivergedError
 from crad_p2p.federation import Federation
 from crad_p2p.frozen import Forward, frozen
 from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.methods.build import build_method
+from crad_p2p.methods.interface import Lesson, Student
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.sgd import Sgd
 from crad_p2p.snapshot import SnapshotError
 from crad_p2p.statistics import measure
-from crad_p2p.teachers import PosteriorStore, inference_batch, posterior_of_logits
+from crad_p2p.teachers import PosteriorStore, inference_batch
 
 #: Called with (phase, steps done, steps in all).
 PhaseProgress = Callable[[str, int, int], None]
@@ -47,16 +48,21 @@ MAX_REDONE = 3
 #: of ten reach down to a thousandth, three halvings only to an eighth.
 _SLOW_DOWN = 10.0
 
-_MOMENTUM = "momentum."
+#: Before the names of a checkpoint's tensors.
+_MOMENTUM, _METHOD = "momentum.", "method."
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Test accuracies of one model, as fractions; None where there is no sample."""
+    """Test accuracies of one model, as fractions; None where there is no sample. Those of a peak are None for methods
+    that have none.
+    """
 
     global_accuracy: float | None
     global_accuracy_per_class: tuple[float | None, ...]
     local_accuracy: float | None
+    peak_global_accuracy: float | None = None
+    peak_local_accuracy: float | None = None
 
 
 class Client:
@@ -122,6 +128,8 @@ class Client:
             momentum=federation.training.momentum,
             weight_decay=federation.training.weight_decay,
         )
+        label_counts = np.bincount(self._train.labels, minlength=self.classes)
+        self._method = build_method(federation, Student(self.classes, channels, tuple(label_counts.tolist())))
 
     @property
     def train_samples(self) -> int:
@@ -135,6 +143,7 @@ class Client:
         model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0])
         initialise(model, torch_seed(self.federation.seed, "initial model", peer=self.id))
         self.model.load_state_dict(model.state_dict())
+        self._method.restore({})
         self.round = 0
 
     def restore(
@@ -149,8 +158,10 @@ class Client:
         Raises:
             SnapshotError: the files do not fit this client's architecture.
         """
-        tensors, momentum = weights.decode(snapshot), weights.decode(checkpoint)
+        tensors, kept = weights.decode(snapshot), weights.decode(checkpoint)
         weights.check_values(tensors)
+        state = _with_prefix(kept, _METHOD)
+        momentum = {name: buffer for name, buffer in kept.items() if not name.startswith(_METHOD)}
         shapes = {_MOMENTUM + name: parameter.shape for name, parameter in self.model.named_parameters()}
         if momentum and {name: buffer.shape for name, buffer in momentum.items()} != shapes:
             raise SnapshotError(f"checkpoint of round {round_number} is not of {self.arch}")
@@ -158,6 +169,10 @@ class Client:
             self.model.load_state_dict(tensors)
         except RuntimeError as error:
             raise SnapshotError(f"snapshot of round {round_number} is not of {self.arch}: {error}") from None
+        try:
+            self._method.restore(state)
+        except ValueError as error:
+            raise SnapshotError(f"checkpoint of round {round_number} is not of this method: {error}") from None
         self._optimizer.buffers = {
             name.removeprefix(_MOMENTUM): buffer.to(self.device) for name, buffer in momentum.items()
         }
@@ -171,7 +186,8 @@ class Client:
         return self.round + 1 if self._epoch is None else self._open
 
     def open_round(self, number: int | None = None) -> None:
-        """Draw order and augmentation of a round's local epoch, and make room for its teachers.
+        """Draw order and augmentation of a round's local epoch, and make room for its teachers. If the own model is one
+        of them, it teaches now, while the others are yet to come.
 
         Args:
             number: of the round, by default the one after the last; later, where this client had no part in some.
@@ -189,6 +205,8 @@ class Client:
         )
         self._posteriors = PosteriorStore(self._folder / "posteriors", self._epoch, self.classes)
         self._teachers = {}
+        if self.federation.method.traits.has_memory and self.federation.teachers_of(self.id, number):
+            self._run(self.id, self._bound(self.arch, self.model.state_dict(), self._precision))
 
     def teach(self, manifest: Manifest, snapshot: bytes) -> None:
         """Run one peer's snapshot over the open round's epoch; only its posteriors are kept.
@@ -196,23 +214,18 @@ class Client:
         Raises:
             SnapshotError: the snapshot must not be used; the round goes on without it.
         """
-        _, posteriors = self._opened()
+        self._opened()
         teacher = self._frozen(manifest.arch, snapshot, self._precision)
         weights.probe(teacher, self._image_shape, self.device)
-        posteriors.run(
-            manifest.peer,
-            teacher,
-            self.federation.method.temperature,
-            progress=lambda done, steps: self._progress("teachers", done, steps),
-        )
+        self._run(manifest.peer, teacher)
         self._teachers[manifest.peer] = manifest
 
     def train(self, teachers: Sequence[int], last_good: LastGood) -> EpochLog:
         """Distil from these peers, in id order whatever the order in which they taught, and end the round.
 
-        Without any, the loss is the cross-entropy with the own labels, at weight 1. Training that diverges is redone
-        from the last good round at a lower learning rate, with the same epoch and posteriors: a function of what
-        was there before the round, so that it gives the same bytes wherever and however often it happens.
+        Without any, it learns from the own labels alone. Training that diverges is redone from the last good round at a
+        lower learning rate, with the same epoch and posteriors: a function of what was there before the round, so that
+        it gives the same bytes wherever and however often it happens.
 
         Args:
             last_good: called after training that diverged only, so that no second model is held meanwhile.
@@ -222,15 +235,16 @@ class Client:
             SnapshotError: the last good round's files cannot be used.
         """
         epoch, posteriors = self._opened()
-        targets = self._targets(sorted(teachers), posteriors)
+        objective = self._method.objective(self._lesson(sorted(teachers), posteriors))
         for attempt in range(MAX_REDONE + 1):
-            log = self._train_once(epoch, targets, self._learning_rate(attempt))
+            log = self._train_once(epoch, objective, self._learning_rate(attempt))
             log.redone = attempt
             reason = self._divergence(log)
             if reason is None:
                 posteriors.close()
                 self._epoch = self._posteriors = None
                 self.round = self._open
+                self._method.after_round(self.round, self.model)
                 return log
             if attempt < MAX_REDONE:
                 self._warn(
@@ -246,7 +260,8 @@ class Client:
         """
         self._progress("validate", 0, 1)
         self.model.eval()
-        measured = measure(self.model, self._validation, self.classes)
+        with_cross_entropy = self.federation.method.traits.publishes_cross_entropy
+        measured = measure(self.model, self._validation, self.classes, with_cross_entropy=with_cross_entropy)
         epsilon = self.federation.privacy.count_epsilon
         if epsilon is None:
             return measured
@@ -263,17 +278,33 @@ class Client:
         return weights.encode(self.model.state_dict())
 
     def checkpoint(self) -> bytes:
-        """What :meth:`restore` needs besides the snapshot: the optimiser's momentum. Random draws need no state."""
-        return weights.encode({_MOMENTUM + name: buffer for name, buffer in self._optimizer.buffers.items()})
+        """What :meth:`restore` needs besides the snapshot: the optimiser's momentum, and what the method keeps. Random
+        draws need no state.
+        """
+        momentum = {_MOMENTUM + name: buffer for name, buffer in self._optimizer.buffers.items()}
+        return weights.encode(momentum | self._state())
 
-    def evaluate(self, snapshot: bytes) -> Evaluation:
-        """Accuracy of one of this client's snapshots on the global test set and on its own test samples."""
+    def kept_beside(self) -> bytes | None:
+        """What :meth:`evaluate` needs besides the snapshot of now: the method's part of the checkpoint; None if it has
+        none.
+        """
+        return weights.encode(self._state()) if self.federation.method.traits.has_peak else None
+
+    def evaluate(self, snapshot: bytes, beside: bytes | None = None) -> Evaluation:
+        """Accuracy of one of this client's snapshots on the global test set and on its own test samples.
+
+        Args:
+            beside: the checkpoint of the same round, or what :meth:`kept_beside` gave; for methods that have a peak.
+        """
         self._progress("evaluate", 0, 1)
-        model = self._frozen(self.arch, snapshot, torch.float32)
-        everywhere = measure(model, self._global_test, self.classes)
-        here = measure(model, self._test, self.classes)
+        everywhere, here = self._measured(self._frozen(self.arch, snapshot, torch.float32))
         per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
-        return Evaluation(everywhere.accuracy, tuple(per_class), here.accuracy)
+        found = Evaluation(everywhere.accuracy, tuple(per_class), here.accuracy)
+        if not self.federation.method.traits.has_peak:
+            return found
+        if peak := _with_prefix(weights.decode(beside), _METHOD) if beside else {}:
+            everywhere, here = self._measured(self._bound(self.arch, peak, torch.float32))
+        return replace(found, peak_global_accuracy=everywhere.accuracy, peak_local_accuracy=here.accuracy)
 
     def close(self) -> None:
         """Remove the scratch folder."""
@@ -281,7 +312,31 @@ class Client:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _train_once(self, epoch: LocalEpoch, targets: Targets, learning_rate: float) -> EpochLog:
+    def _run(self, peer: int, teacher: Forward) -> None:
+        _, posteriors = self._opened()
+        posteriors.run(
+            peer,
+            teacher,
+            self._method.temperature,
+            progress=lambda done, steps: self._progress("teachers", done, steps),
+        )
+
+    def _lesson(self, teachers: list[int], posteriors: PosteriorStore) -> Lesson:
+        return Lesson(
+            self._open,
+            tuple(self._teachers[peer] for peer in teachers),
+            lambda batch: posteriors.batch(teachers, batch),
+            lambda batch: posteriors.batch([self.id], batch)[0],
+        )
+
+    def _state(self) -> dict[str, Tensor]:
+        return {_METHOD + name: value for name, value in self._method.state().items()}
+
+    def _measured(self, model: Forward) -> tuple[ClassStatistics, ClassStatistics]:
+        """On the global test set, and on the own test samples."""
+        return measure(model, self._global_test, self.classes), measure(model, self._test, self.classes)
+
+    def _train_once(self, epoch: LocalEpoch, objective: Objective, learning_rate: float) -> EpochLog:
         # Set for every attempt, so that a lower one does not outlive its round. The momentum is of gradients, not of
         # steps, so it is slowed down with them.
         self._optimizer.learning_rate = learning_rate
@@ -289,8 +344,7 @@ class Client:
             self.model,
             self._optimizer,
             epoch,
-            targets,
-            self.federation.method,
+            objective,
             self.federation.training,
             lambda done, steps: self._progress("train", done, steps),
         )
@@ -317,33 +371,12 @@ class Client:
             f"{self.federation.training.learning_rate:g} in the federation file of every peer"
         )
 
-    def _targets(self, teachers: list[int], posteriors: PosteriorStore) -> Targets:
-        if not teachers:
-            return lambda _batch, _logits: None
-        method = self.federation.method
-        statistics = [self._teachers[peer].statistics for peer in teachers]
-        counts = torch.tensor([s.counts for s in statistics])
-        hits = torch.tensor([s.hits for s in statistics])
-
-        def targets(batch: slice, logits: Tensor) -> Aggregation:
-            student = None  # unless it is needed: a GPU would be waited for
-            if method.empty_class == "student":
-                student = posterior_of_logits(logits.detach(), method.temperature).cpu()
-            return aggregate(
-                posteriors.batch(teachers, batch),
-                counts,
-                hits,
-                rule=method.name,
-                min_support=method.min_support,
-                empty_class=method.empty_class,
-                student=student,
-            )
-
-        return targets
-
     def _frozen(self, arch: str, snapshot: bytes, precision: torch.dtype) -> Forward:
         tensors = weights.decode(snapshot)
         weights.check_values(tensors)
+        return self._bound(arch, tensors, precision)
+
+    def _bound(self, arch: str, tensors: Mapping[str, Tensor], precision: torch.dtype) -> Forward:
         on_device = {name: value.to(self.device) for name, value in tensors.items()}
         return self._architectures[arch].bind(on_device, precision, inference_batch(self._train.images, self.device))
 
@@ -361,6 +394,10 @@ class Client:
             std=self._std,
             device=self.device,
         )
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _subset(samples: ImageSet, indices: NDArray[np.int64]) -> ImageSet:

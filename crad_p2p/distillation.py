@@ -1,9 +1,10 @@
-"""Eq. 9 and the local epoch that minimises it."""
+"""Losses that methods share, Eq. 9 first, and the local epoch that minimises one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +12,30 @@ from torch import Tensor, nn
 
 from crad_p2p.aggregation import Aggregation
 from crad_p2p.data.epoch import LocalEpoch
-from crad_p2p.federation import MethodSettings, TrainingSettings
+from crad_p2p.federation import TrainingSettings
 from crad_p2p.sgd import Sgd
 from crad_p2p.teachers import Progress
 
-#: Gives the targets of a batch, from the batch's place in the epoch and the student's logits, or None: own labels only.
-Targets = Callable[[slice, Tensor], Aggregation | None]
+
+class Step(NamedTuple):
+    """What one batch is trained by.
+
+    Attributes:
+        loss: a scalar.
+        target: what the loss pulls towards, for the log; None if that is the own labels alone.
+    """
+
+    loss: Tensor
+    target: Aggregation | None
+
+
+#: The step of a batch, from its place in the epoch, the student's logits [B, C] and the labels [B].
+Objective = Callable[[slice, Tensor, Tensor], Step]
+
+
+def own_labels(_batch: slice, logits: Tensor, labels: Tensor) -> Step:
+    """The objective without teachers: cross-entropy at weight 1."""
+    return Step(F.cross_entropy(logits, labels), None)
 
 
 def distillation_loss(logits: Tensor, labels: Tensor, target: Tensor, *, temperature: float, weight: float) -> Tensor:
@@ -33,6 +52,25 @@ def distillation_loss(logits: Tensor, labels: Tensor, target: Tensor, *, tempera
     # "batchmean" is the mean over samples; the default reduction would divide by C as well.
     divergence = F.kl_div(F.log_softmax(logits / temperature, dim=-1), target, reduction="batchmean")
     return (1 - weight) * cross_entropy + weight * temperature**2 * divergence
+
+
+def divergence(logits: Tensor, q: Tensor, weights: Tensor) -> Tensor:
+    """The sum over k of weights[k] KL(q[k] || student), a scalar, the mean over samples; no gradient reaches q.
+
+    It is the divergence from the weighted mean of q, and what no student can change: the entropy of that mean less the
+    mean of their entropies. So the sum over k is done in float64, once, and not on the device.
+
+    Args:
+        logits: float [B, C] of the student, divided by the temperature of q.
+        q: float64 [K, B, C] on the CPU, rows sum to 1; zeros are allowed.
+        weights: float64 [K] on the CPU, they sum to 1.
+    """
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        mean = (weights[:, None, None] * q).sum(0)
+        entropies = torch.special.entr(q).sum(-1).mean(-1)
+        spread = float(torch.special.entr(mean).sum(-1).mean() - (weights * entropies).sum())
+    towards = F.kl_div(F.log_softmax(logits, dim=-1), mean.to(logits.dtype).to(logits.device), reduction="batchmean")
+    return towards + spread
 
 
 @dataclass
@@ -57,8 +95,7 @@ def train_epoch(
     model: nn.Module,
     optimizer: Sgd,
     epoch: LocalEpoch,
-    targets: Targets,
-    method: MethodSettings,
+    objective: Objective,
     training: TrainingSettings,
     progress: Progress = lambda *_: None,
 ) -> EpochLog:
@@ -72,15 +109,9 @@ def train_epoch(
     for index, batch in enumerate(epoch.batches):
         labels = epoch.labels[batch]
         logits = model(epoch.pixels(batch))
-        aggregation = targets(batch, logits)
-        if aggregation is None:
-            loss = F.cross_entropy(logits, labels)
-        else:
+        loss, aggregation = objective(batch, logits, labels)
+        if aggregation is not None:
             with_targets = True
-            target = aggregation.target.float().to(logits.device)  # MPS has no float64
-            loss = distillation_loss(
-                logits, labels, target, temperature=method.temperature, weight=method.distillation_weight
-            )
             hit = aggregation.target.argmax(-1) == labels_on_cpu[batch]
             sums += torch.stack([aggregation.mass, aggregation.mass < 0.5, hit]).double().sum(-1)
         model.zero_grad(set_to_none=True)

@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Hashable, Iterable
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.foreign import printable
+from crad_p2p.methods.catalogue import METHODS, Traits
 from crad_p2p.participation import Part, Schedule, drawn_schedule
 
 #: The paper's pool: peer ``i`` has architecture ``POOL[i mod 3]`` unless its entry says otherwise.
@@ -85,6 +86,12 @@ def _check_dataset(name: str) -> str:
     raise ValueError(f"data set '{name}' is unknown{_suggest(name, (*DATASETS, 'npz:PATH'))}")
 
 
+def _check_method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"method '{name}' is unknown{_suggest(name, METHODS)}")
+    return name
+
+
 def check_address(address: str) -> str:
     """HOST:PORT as it is; anything else is a ValueError."""
     found = re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
@@ -126,15 +133,70 @@ class DataSettings(_Model):
     augmentation: Literal["auto", "none", "crop", "crop_hflip", "hvflip"] = "auto"
 
 
-class MethodSettings(_Model):
-    """How teachers are combined, and how much they count (the paper's Section 3)."""
+class FedMkdSettings(_Model):
+    """Of method ``fedmkd`` alone."""
 
-    name: Literal["crad", "uniform", "uncertainty", "stage1", "local"] = "crad"
+    memory_weight: Literal["half", "uniform"] = Field("half", description="g: 1/2, or 1/(teachers + 1)")
+
+
+class DfmlSettings(_Model):
+    """Of method ``dfml`` alone."""
+
+    mode: Literal["symmetric"] = "symmetric"
+    temperature: float = Field(1.0, gt=0, description="T of the pairwise divergences")
+    alpha_min: float = Field(0.0, ge=0, le=1, description="least weight of the others")
+    alpha_max: float = Field(0.8, ge=0, le=1, description="their largest weight")
+    period: int = Field(10, ge=2, multiple_of=2, description="rounds from one least weight to the next")
+
+    @model_validator(mode="after")
+    def _alpha_rises(self) -> Self:
+        if self.alpha_min > self.alpha_max:
+            raise ValueError(f"alpha_min {self.alpha_min:g} is above alpha_max {self.alpha_max:g}")
+        return self
+
+
+class MethodSettings(_Model):
+    """How teachers are combined, and how much they count (the paper's Section 3).
+
+    What one method alone knows is in a section of its name; None takes its defaults.
+    """
+
+    name: Annotated[str, AfterValidator(_check_method)] = "crad"
     temperature: float = Field(3.0, gt=0, description="T of the softmax and of the loss, Eq. 9")
     distillation_weight: float = Field(0.7, ge=0, le=1, description="lambda of Eq. 9")
     min_support: int = Field(2, ge=1, description="validation samples a teacher needs to count for a class")
     empty_class: Literal["uniform", "zero", "student"] = "uniform"
     warmup_rounds: int = Field(0, ge=0, description="first rounds that learn from own labels only")
+    fedmkd: FedMkdSettings | None = None
+    dfml: DfmlSettings | None = None
+
+    @model_validator(mode="after")
+    def _sections_are_of_this_method(self) -> Self:
+        for section in _SECTIONS:
+            if section != self.name and getattr(self, section) is not None:
+                raise ValueError(
+                    f"'{section}' belongs to method {section}, and the method is {self.name}; leave it out"
+                )
+        return self
+
+    @property
+    def traits(self) -> Traits:
+        """What the method asks of the service and the client."""
+        return METHODS[self.name]
+
+    def as_tree(self) -> dict[str, Any]:
+        """Plain values; of the sections only that of the method, with all its fields."""
+        tree = self.model_dump(mode="json")
+        for section, model in _SECTIONS.items():
+            own = getattr(self, section)
+            del tree[section]
+            if section == self.name:
+                tree[section] = (model() if own is None else own).model_dump(mode="json")
+        return tree
+
+
+#: Methods with settings of their own.
+_SECTIONS: dict[str, type[_Model]] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings}
 
 
 class TrainingSettings(_Model):
@@ -256,6 +318,16 @@ class Federation(_Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _noise_covers_what_is_published(self) -> Federation:
+        if self.privacy.count_epsilon is not None and self.method.traits.publishes_cross_entropy:
+            raise ValueError(
+                f"privacy.count_epsilon: method {self.method.name} publishes the cross-entropy of every class, "
+                f"which noise on the counts does not cover, and which tells of a class without images: leave out one "
+                f"of the two"
+            )
+        return self
+
     @property
     def ids(self) -> tuple[int, ...]:
         """All peer ids, ascending: the order in which teachers are summed."""
@@ -281,9 +353,18 @@ class Federation(_Model):
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
         """The peers whose newest snapshots teach ``peer_id`` in this round, ascending; none if it has no part in it."""
         active = self.active(round_number)
-        if self.method.name == "local" or round_number <= self.method.warmup_rounds or peer_id not in active:
+        if not self.method.traits.has_teachers or round_number <= self.method.warmup_rounds or peer_id not in active:
             return ()
         return tuple(other for other in active if other != peer_id)
+
+    def published_by(self, peer_id: int, round_number: int) -> str:
+        """What a peer publishes in a round, as the key of its tensor layout in the learner's ``ready``.
+
+        All methods so far publish the peer's model in every round: the key is its architecture. See
+        :mod:`crad_p2p.methods`.
+        """
+        del round_number
+        return self.peer(peer_id).arch
 
     @property
     def schedule(self) -> Schedule | None:
@@ -323,6 +404,7 @@ class Federation(_Model):
         tree = self.model_dump(mode="json")
         if self.participation is None:
             del tree["participation"]
+        tree["method"] = self.method.as_tree()
         return tree
 
     def agreed(self) -> dict[str, Any]:
@@ -487,8 +569,12 @@ def _fields_at(location: tuple[int | str, ...]) -> tuple[str, ...]:
     for part in location:
         if isinstance(part, int):
             continue
-        annotation: Any = model.model_fields[part].annotation
-        model = PeerEntry if part == "peers" else annotation
+        annotation: Any = model.model_fields[part].annotation  # a model, or one in a tuple, or one that may be absent
+        model = next(
+            each
+            for each in (annotation, *get_args(annotation))
+            if isinstance(each, type) and issubclass(each, BaseModel)
+        )
     return tuple(model.model_fields)
 
 

@@ -37,7 +37,6 @@ from typing import Any, NoReturn, TextIO
 import numpy as np
 import torch
 
-from crad_p2p.architectures import layout_of
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.partition import make_splits, partition_digest
@@ -49,6 +48,7 @@ from crad_p2p.federation import Federation, load_federation
 from crad_p2p.footprint import kept_for_backward
 from crad_p2p.manifest import Manifest
 from crad_p2p.memory import peak_rss_bytes
+from crad_p2p.methods.build import layouts_of
 from crad_p2p.parent import end_with_parent
 from crad_p2p.privacy import load_key
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, layout_to_json
@@ -88,8 +88,7 @@ class Learner:
             warn=lambda text: self.emit("warning", message=text),
         )
         classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
-        archs = {peer.arch for peer in federation.peers}
-        layouts = {arch: layout_to_json(layout_of(arch, classes=classes, channels=channels)) for arch in archs}
+        layouts = layouts_of(federation, classes=classes, channels=channels)
         free_bytes, total_bytes = memory_of(device) or (None, None)
         self.emit(
             "ready",
@@ -103,7 +102,7 @@ class Learner:
             },
             device=str(device),
             precision=str(precision).removeprefix("torch."),
-            layouts=layouts,
+            layouts={key: layout_to_json(layout) for key, layout in layouts.items()},
             # Of a device with memory of its own; else null.
             free_bytes=free_bytes,
             total_bytes=total_bytes,
@@ -139,8 +138,9 @@ class Learner:
             case "restore":
                 self._restore(command["round"], Path(command["folder"]), command["counts"])
             case "open":
+                start = time.monotonic()
                 self._client.open_round(command.get("round"))
-                self._teacher_seconds = 0.0
+                self._teacher_seconds = time.monotonic() - start  # the own model may be a teacher
                 fail_point("opened", self._client.next_round)
             case "teach":
                 self._teach(Manifest.from_bytes(Path(command["manifest"]).read_bytes()), Path(command["snapshot"]))
@@ -151,8 +151,13 @@ class Learner:
                     log = self._client.train(command["teachers"], lambda: _read_round(last))
                 self._finish_round(log, time.monotonic() - start, Path(command["folder"]))
             case "evaluate":
-                evaluation = self._client.evaluate(Path(command["snapshot"]).read_bytes())
+                snapshot = Path(command["snapshot"])
+                evaluation = self._client.evaluate(snapshot.read_bytes(), self._beside(snapshot.parent))
                 self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=peak_rss_bytes())
+
+    def _beside(self, folder: Path) -> bytes | None:
+        """The checkpoint of a committed round, if evaluating its snapshot needs it."""
+        return (folder / CHECKPOINT_FILE).read_bytes() if self._federation.method.traits.has_peak else None
 
     def _restore(self, number: int, folder: Path, counts: list[int]) -> None:
         with _undamaged(folder):
@@ -180,7 +185,9 @@ class Learner:
         fail_point("snapshot-written", number)
         (folder / CHECKPOINT_FILE).write_bytes(self._client.checkpoint())
         fail_point("checkpoint-written", number)
-        due = self._federation.evaluates_after(number)
+        evaluation = None
+        if self._federation.evaluates_after(number):
+            evaluation = self._client.evaluate(snapshot, self._client.kept_beside())
         self.emit(
             "trained",
             round=number,
@@ -188,7 +195,8 @@ class Learner:
             size=len(snapshot),
             sha256=hashlib.sha256(snapshot).hexdigest(),
             statistics=statistics.model_dump(),
-            global_accuracy=self._client.evaluate(snapshot).global_accuracy if due else None,
+            global_accuracy=evaluation.global_accuracy if evaluation else None,
+            peak_global_accuracy=evaluation.peak_global_accuracy if evaluation else None,
             log=asdict(log),
             seconds={
                 "teachers": self._teacher_seconds,

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from crad_p2p.foreign import printable, unique_keys
 
@@ -14,8 +22,11 @@ MAX_BYTES = 256 * 1024
 
 #: Every count is below.
 COUNT_LIMIT = 2**40
+#: No cross-entropy is above, in nats: a model that is worse than e^-1000 is simply wrong.
+CROSS_ENTROPY_LIMIT = 1000.0
 
 Count = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
+Nats = Annotated[float, Field(ge=0, le=CROSS_ENTROPY_LIMIT)]
 PeerId = Annotated[int, Field(ge=0, lt=2**16)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -27,6 +38,9 @@ class _Strict(BaseModel):
 class ClassStatistics(_Strict):
     """Per class c: n validation samples of c, h of them classified correctly, p predictions of c.
 
+    ``cross_entropy`` is the mean of -log p(c|x) over the samples of c, and the limit where there are none. One method
+    publishes it (``crad_p2p.methods.table4``); for all others it is None, and then it is in no document.
+
     In a federation with noise on the counts, those that are published are not those that were measured
     (:mod:`crad_p2p.privacy`).
     """
@@ -34,6 +48,7 @@ class ClassStatistics(_Strict):
     counts: tuple[Count, ...]
     hits: tuple[Count, ...]
     predicted: tuple[Count, ...]
+    cross_entropy: tuple[Nats, ...] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -41,7 +56,16 @@ class ClassStatistics(_Strict):
             raise ValueError("counts, hits and predicted must have one number a class each")
         if any(h > n for h, n in zip(self.hits, self.counts, strict=True)):
             raise ValueError("hits of a class must not be above its count")
+        if self.cross_entropy is not None and len(self.cross_entropy) != len(self.counts):
+            raise ValueError("cross_entropy must have one number a class, as counts")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = serialise(self)
+        if self.cross_entropy is None:
+            tree.pop("cross_entropy", None)
+        return tree
 
     @property
     def accuracy(self) -> float | None:

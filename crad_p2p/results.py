@@ -33,7 +33,8 @@ class Seconds:
 class RoundRecord:
     """One line of history.jsonl: one peer, one round. Accuracies are fractions; global_accuracy is None where not
     evaluated. ``skipped_rounds`` are those before this one that the peer did not publish, since the mesh went on
-    without it; its model of this round is then its last one, published again.
+    without it; its model of this round is then its last one, published again. The peak's accuracy is that of an earlier
+    model of the peer, where the method has one.
     """
 
     peer: int
@@ -41,6 +42,7 @@ class RoundRecord:
     snapshot_sha256: str
     validation_accuracy: float | None
     global_accuracy: float | None = None
+    peak_global_accuracy: float | None = None
     train_loss: float | None = None
     target_mass: float | None = None
     target_collapsed: float | None = None
@@ -93,6 +95,8 @@ class PeerResult:
     skipped_rounds: tuple[int, ...] = ()
     best_round: int | None = None
     teacher_precision: str | None = None
+    peak_global_accuracy: float | None = None
+    peak_local_accuracy: float | None = None
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> PeerResult:

@@ -38,10 +38,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Published:
-    """A client's snapshot and what it says of it."""
+    """A client's snapshot, what it says of it, and what the client keeps for itself to evaluate it."""
 
     manifest: Manifest
     snapshot: bytes
+    beside: bytes | None = None
 
 
 def simulate(
@@ -109,7 +110,9 @@ class _Simulation:
                 self._history += records
                 self._on_round(number, records)
             evaluations = list(
-                pool.map(lambda pair: pair[0].evaluate(pair[1].snapshot), zip(clients, kept, strict=True))
+                pool.map(
+                    lambda pair: pair[0].evaluate(pair[1].snapshot, pair[1].beside), zip(clients, kept, strict=True)
+                )
             )
         results = [
             self._result(client, at_best, at_end, evaluation, best.round)
@@ -181,16 +184,17 @@ class _Simulation:
         log = client.train([teacher.manifest.peer for teacher in teachers], lambda: (own, checkpoint))
         clock.append(time.monotonic())
         published = self._publish(client, teachers, tuple(quarantined))
-        accuracy = None
+        evaluation = None
         if self._federation.evaluates_after(client.round):
-            accuracy = client.evaluate(published.snapshot).global_accuracy
+            evaluation = client.evaluate(published.snapshot, published.beside)
         clock.append(time.monotonic())
         record = RoundRecord(
             peer=client.id,
             round=client.round,
             snapshot_sha256=published.manifest.sha256,
             validation_accuracy=published.manifest.statistics.accuracy,
-            global_accuracy=accuracy,
+            global_accuracy=evaluation.global_accuracy if evaluation else None,
+            peak_global_accuracy=evaluation.peak_global_accuracy if evaluation else None,
             train_loss=log.loss,
             target_mass=log.target_mass,
             target_collapsed=log.target_collapsed,
@@ -220,7 +224,7 @@ class _Simulation:
             missing=(),
             quarantined=tuple(quarantined),
         )
-        return Published(manifest, snapshot)
+        return Published(manifest, snapshot, client.kept_beside())
 
     def _result(
         self, client: Client, best: Published, last: Published, evaluation: Evaluation, best_round: int | None
@@ -239,5 +243,7 @@ class _Simulation:
             peak_rss_bytes=peak_rss_bytes(),
             best_round=best_round,
             teacher_precision=str(self._precision).removeprefix("torch."),
+            peak_global_accuracy=evaluation.peak_global_accuracy,
+            peak_local_accuracy=evaluation.peak_local_accuracy,
         )
         return total((record for record in self._history if record.peer == client.id), result)

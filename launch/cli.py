@@ -31,6 +31,7 @@ from crad_p2p.errors import (
 )
 from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
 from crad_p2p.lines import say
+from crad_p2p.methods.catalogue import METHODS
 from crad_p2p.results import RoundRecord, Summary
 from launch import certs, template
 from launch.children import environment
@@ -58,9 +59,7 @@ Alpha = Annotated[
     float | None, typer.Option(help="Dirichlet concentration (digits: 1, else 0.3).", rich_help_panel=_QUICK)
 ]
 Rounds = Annotated[int | None, typer.Option(help="Rounds R (digits: 50, else 300).", rich_help_panel=_QUICK)]
-Method = Annotated[
-    str | None, typer.Option(help="crad, uniform, uncertainty, stage1, local (crad).", rich_help_panel=_QUICK)
-]
+Method = Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)} (crad).", rich_help_panel=_QUICK)]
 Seed = Annotated[int | None, typer.Option(help="Seed of all random draws (1024).", rich_help_panel=_QUICK)]
 Pool = Annotated[
     str | None,

@@ -29,12 +29,15 @@ data:
   augmentation: auto          # auto, none, crop, crop_hflip, hvflip
 
 method:
-  name: crad                  # crad, uniform, uncertainty, stage1, local
+  name: crad                  # crad, stage1, uniform, uncertainty, local; other weights in CRAD's place: acc, sup, sm,
+                              # lcb, ce, inv_sigma, precision; and fedmkd, dfml (docs/methods.md)
   temperature: 3.0            # T
   distillation_weight: 0.7    # lambda: share of the loss that comes from the teachers
   min_support: 2              # validation samples a teacher needs to count for a class
   empty_class: uniform        # for a class without any such teacher: uniform, zero, student
   warmup_rounds: 0            # first rounds that learn from own labels only
+  # fedmkd: {{memory_weight: half}}    # fedmkd alone: share of the own last model, 1/2 or (uniform) 1/(teachers + 1)
+  # dfml: {{alpha_min: 0.0, alpha_max: 0.8, period: 10, temperature: 1.0}}     # dfml alone: cycle of the others' weight
 
 training:
   batch_size: 64

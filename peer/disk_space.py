@@ -43,15 +43,17 @@ def disk_need(federation: Federation, own_id: int, layouts: Mapping[str, Layout]
     """How much a peer will write.
 
     Args:
-        layouts: of all architectures of the federation.
+        layouts: of all that is published, as the learner reports them.
         posteriors: numbers that one teacher says of the own images: images x classes.
     """
-    own = 2 * _file_bytes(layouts[federation.peer(own_id).arch])  # the momentum is about as large as the model
-    if federation.method.name == "local":
+    traits = federation.method.traits
+    # The momentum is about as large as the model, and so is an earlier model.
+    own = (2 + traits.has_peak) * _file_bytes(layouts[federation.peer(own_id).arch])
+    if not traits.has_teachers:
         return DiskNeed(own, _OWN_ROUNDS * own)
-    others = [federation.peer(peer).arch for peer in federation.ids if peer != own_id]
-    received = sum(_file_bytes(layouts[arch]) for arch in others)
-    heard = 4 * posteriors * len(others)
+    others = [federation.published_by(peer, 0) for peer in federation.ids if peer != own_id]
+    received = sum(_file_bytes(layouts[key]) for key in others)
+    heard = 4 * posteriors * (len(others) + traits.has_memory)
     stale = federation.barrier.quorum(len(federation.peers))[1] if federation.barrier.policy == "quorum" else 1
     return DiskNeed(own + received + heard, _OWN_ROUNDS * own + (max(1, stale) + 1) * received + heard)
 

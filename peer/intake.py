@@ -207,7 +207,7 @@ class Intake:
     """Checks for one federation.
 
     Args:
-        layouts: of every architecture of the federation, as the learner reports them.
+        layouts: of all that is published (:meth:`Federation.published_by`), as the learner reports them.
         classes: length of the class statistics.
         authorities: gives those who issue the certificates that sign manifests; None without TLS, where none is signed.
         samples: validation samples of every class, by peer; None if each has data that only it knows.
@@ -278,9 +278,10 @@ class Intake:
         self._check_versions(manifest)
         if late := [each.round for each in manifest.consumed if each.round >= number]:
             raise SnapshotError(f"manifest names teachers of round {max(late)}, expected rounds before {number}")
-        least, most = file_bounds(self._layouts[arch])
+        least, most = file_bounds(self._layout(manifest))
         if not least <= manifest.size <= most:
-            raise SnapshotError(f"manifest announces {manifest.size} bytes; {arch} has from {least} to {most}")
+            what = self._federation.published_by(peer, number)
+            raise SnapshotError(f"manifest announces {manifest.size} bytes; {what} has from {least} to {most}")
         if self._authorities is not None:
             try:
                 check_signature(manifest, self._federation.federation, self._authorities())
@@ -314,6 +315,10 @@ class Intake:
         found = len(statistics.counts)
         if found != self._classes:
             raise SnapshotError(f"manifest has statistics of {found} classes, expected {self._classes}")
+        name, is_due = self._federation.method.name, self._federation.method.traits.publishes_cross_entropy
+        if is_due != (statistics.cross_entropy is not None):
+            has = "no cross-entropy of the classes" if is_due else "the cross-entropy of the classes"
+            raise SnapshotError(f"manifest has {has}, which method {name} {'needs' if is_due else 'does not publish'}")
         if counts is not None and len(counts) == found and statistics.counts != counts:
             c = next(c for c in range(found) if statistics.counts[c] != counts[c])
             raise SnapshotError(
@@ -335,7 +340,7 @@ class Intake:
         Raises:
             SnapshotError: it is not that of the announced architecture.
         """
-        return check_start(path, self._layouts[manifest.arch], size=manifest.size)
+        return check_start(path, self._layout(manifest), size=manifest.size)
 
     def snapshot(self, path: Path, manifest: Manifest) -> None:
         """Check a complete file against its manifest; reads all of it.
@@ -343,4 +348,7 @@ class Intake:
         Raises:
             SnapshotError: says what differs.
         """
-        check_file(path, self._layouts[manifest.arch], size=manifest.size, sha256=manifest.sha256)
+        check_file(path, self._layout(manifest), size=manifest.size, sha256=manifest.sha256)
+
+    def _layout(self, manifest: Manifest) -> Layout:
+        return self._layouts[self._federation.published_by(manifest.peer, manifest.round)]

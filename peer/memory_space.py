@@ -28,7 +28,7 @@ def memory_need(federation: Federation, own_id: int, layouts: Mapping[str, Layou
     sizes = {arch: sum(spec.nbytes for spec in layout.values()) for arch, layout in layouts.items()}
     own = sizes[federation.peer(own_id).arch]
     others = [sizes[entry.arch] for entry in federation.peers if entry.id != own_id]
-    teacher = 0 if federation.method.name == "local" else max(others, default=0)
+    teacher = max(others, default=0) if federation.method.traits.has_teachers else 0
     return 3 * own + batch_bytes + 2 * teacher
 
 

@@ -591,6 +591,7 @@ class Node:
             snapshot_sha256=manifest.sha256,
             validation_accuracy=statistics.accuracy,
             global_accuracy=message["global_accuracy"],
+            peak_global_accuracy=message.get("peak_global_accuracy"),
             train_loss=log["loss"],
             target_mass=log["target_mass"],
             target_collapsed=log["target_collapsed"],
@@ -701,6 +702,8 @@ class Node:
             hits=statistics.hits,
             peak_rss_bytes=max(self._peak_rss, evaluated["peak_rss_bytes"]),
             best_round=self._best.round,
+            peak_global_accuracy=evaluated.get("peak_global_accuracy"),
+            peak_local_accuracy=evaluated.get("peak_local_accuracy"),
         )
         self._store.save_result(total(self._store.history(), result))
         logger.info(

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from crad_p2p.aggregation import RULES, Aggregation, aggregate, reliable
 from crad_p2p.data.epoch import plain_batches
-from crad_p2p.statistics import measure, precision
+from crad_p2p.manifest import CROSS_ENTROPY_LIMIT
+from crad_p2p.methods.table4 import WEIGHTS, Evidence
+from crad_p2p.statistics import agresti_coull, measure, precision
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=120, database=None)
 EMPTY = ("uniform", "zero", "student")
@@ -37,15 +39,23 @@ def draw_counts(rng: np.random.Generator, teachers: int, classes: int) -> tuple[
     return torch.from_numpy(n), torch.from_numpy(h)
 
 
+def draw_cross_entropy(rng: np.random.Generator, teachers: int, classes: int) -> Tensor:
+    """From none to the most that may be published."""
+    drawn = rng.gamma(0.5, 2.0, (teachers, classes))
+    drawn[rng.random((teachers, classes)) < 0.1] = 0
+    drawn[rng.random((teachers, classes)) < 0.1] = CROSS_ENTROPY_LIMIT
+    return torch.from_numpy(drawn)
+
+
 def assert_matches_reference(q: Tensor, n: Tensor, h: Tensor, **options: Any) -> reference.Result:
     """Same teachers kept, same mass, same target; rows that did not take Eq. 3 sum to one."""
     result = aggregate(q, n, h, **options)
-    student = options.pop("student", None)
+    more = {name: options.pop(name, None) for name in ("student", "cross_entropy")}
     expected = reference.aggregate(
         q.double().tolist(),
         n.tolist(),
         h.tolist(),
-        student=None if student is None else student.double().tolist(),
+        **{name: None if value is None else value.double().tolist() for name, value in more.items()},
         **options,
     )
     assert result.target.dtype == result.mass.dtype == torch.float64
@@ -71,14 +81,21 @@ def assert_matches_reference(q: Tensor, n: Tensor, h: Tensor, **options: Any) ->
 @pytest.mark.parametrize("teachers", range(1, 10))
 def test_random_inputs(teachers: int, scale: float, dtype: torch.dtype) -> None:
     rng = np.random.default_rng([teachers, int(scale * 10)])
-    cases = (*itertools.product(("crad", "stage1"), EMPTY), ("uniform", "zero"), ("uncertainty", "zero"))
-    for rule, empty_class in cases:
+    others = zip((rule for rule in RULES if rule not in ("crad", "stage1")), itertools.cycle(EMPTY), strict=False)
+    for rule, empty_class in (*itertools.product(("crad", "stage1"), EMPTY), *others):
         classes = int(rng.choice([1, 2, 3, 10]))
         q = draw_posteriors(rng, teachers, 3, classes, scale, dtype)
         n, h = draw_counts(rng, teachers, classes)
         student = draw_posteriors(rng, 1, 3, classes, 1.0, torch.float32)[0]
         assert_matches_reference(
-            q, n, h, rule=rule, empty_class=empty_class, student=student, min_support=int(rng.integers(1, 4))
+            q,
+            n,
+            h,
+            rule=rule,
+            empty_class=empty_class,
+            student=student,
+            cross_entropy=draw_cross_entropy(rng, teachers, classes),
+            min_support=int(rng.integers(1, 4)),
         )
 
 
@@ -86,7 +103,8 @@ def test_random_inputs(teachers: int, scale: float, dtype: torch.dtype) -> None:
 def test_a_hundred_classes(rule: str) -> None:
     rng = np.random.default_rng(100)
     n, h = draw_counts(rng, 9, 100)
-    assert_matches_reference(draw_posteriors(rng, 9, 4, 100, 3.0, torch.float32), n, h, rule=rule)
+    q, cross_entropy = draw_posteriors(rng, 9, 4, 100, 3.0, torch.float32), draw_cross_entropy(rng, 9, 100)
+    assert_matches_reference(q, n, h, rule=rule, cross_entropy=cross_entropy)
 
 
 @st.composite
@@ -107,6 +125,7 @@ def coarse_inputs(draw: st.DrawFn) -> dict[str, Any]:
         "q": q.reshape(teachers, samples, classes).to(draw(st.sampled_from([torch.float32, torch.float64]))),
         "n": torch.tensor(n).reshape(teachers, classes),
         "h": torch.tensor(h).reshape(teachers, classes),
+        "cross_entropy": torch.tensor([[0.0, 0.2, 1000.0][c % 3] for c in n]).reshape(teachers, classes),
         "rule": draw(st.sampled_from(RULES)),
         "empty_class": draw(st.sampled_from(EMPTY)),
         "min_support": draw(st.integers(1, 3)),
@@ -124,10 +143,11 @@ def test_degenerate_inputs(inputs: dict[str, Any]) -> None:
 @PROPERTY
 def test_the_order_of_the_teachers_does_not_matter(inputs: dict[str, Any], random: Any) -> None:
     arrays = [inputs.pop(name) for name in ("q", "n", "h")]
+    cross_entropy = inputs.pop("cross_entropy")
     order = list(range(len(arrays[0])))
     random.shuffle(order)
-    one = aggregate(*arrays, **inputs)
-    two = aggregate(*(array[order] for array in arrays), **inputs)
+    one = aggregate(*arrays, cross_entropy=cross_entropy, **inputs)
+    two = aggregate(*(array[order] for array in arrays), cross_entropy=cross_entropy[order], **inputs)
     assert torch.equal(one.kept[order], two.kept)
     torch.testing.assert_close(one.target, two.target, rtol=0, atol=1e-12)
     torch.testing.assert_close(one.mass, two.mass, rtol=0, atol=1e-12)
@@ -292,6 +312,78 @@ def test_stage1_is_the_filter_alone() -> None:
     assert not torch.allclose(one.target, aggregate(q, n, h, rule="crad").target, atol=1e-4)
 
 
+def rule_weights(rule: str, n: Tensor, h: Tensor, cross_entropy: Tensor | None = None) -> Tensor:
+    return WEIGHTS[rule](Evidence(n.double(), h.double(), cross_entropy))
+
+
+def test_the_rows_of_table_4_by_hand() -> None:
+    """n = 6, h = 3: a~ = 1/2, sigma^2 = 1/40."""
+    n, h = torch.tensor([[6]]), torch.tensor([[3]])
+    expected = {
+        "precision": 40,
+        "crad": 40,
+        "stage1": 1,
+        "acc": 0.5,
+        "sup": 6,
+        "sm": math.exp(-1 / 40),
+        "lcb": 0.5 - math.sqrt(1 / 40),
+        "ce": 1 / 0.251,
+        "inv_sigma": math.sqrt(40),
+    }
+    assert set(expected) == set(WEIGHTS)
+    for rule, weight in expected.items():
+        found = rule_weights(rule, n, h, torch.tensor([[0.25]], dtype=torch.float64))
+        assert found.dtype == torch.float64
+        assert float(found) == pytest.approx(weight, rel=1e-9), rule
+
+
+def test_precision_is_another_name_of_crad() -> None:
+    rng = np.random.default_rng(10)
+    q, (n, h) = draw_posteriors(rng, 7, 8, 10, 1.0, torch.float32), draw_counts(rng, 7, 10)
+    assert torch.equal(aggregate(q, n, h, rule="precision").target, aggregate(q, n, h, rule="crad").target)
+
+
+def test_the_softmax_of_variances_is_stage_1_in_all_but_name() -> None:
+    n, h = all_counts()
+    weights = rule_weights("sm", n, h)[n >= 2]
+    assert float(weights.max() / weights.min()) <= math.exp(0.25 / 6) < 1.0426
+    rng = np.random.default_rng(11)
+    q, (n, h) = draw_posteriors(rng, 9, 32, 10, 2.0, torch.float32), draw_counts(rng, 9, 10)
+    one, other = (aggregate(q, n, h, rule=rule).target for rule in ("sm", "stage1"))
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(one, other, rtol=math.exp(2 * 0.25 / 6) - 1, atol=0)
+
+
+def test_the_lower_bound_never_clips() -> None:
+    n, h = all_counts()
+    weights = rule_weights("lcb", n, h)
+    accuracy, variance = agresti_coull(n, h)
+    assert torch.equal(weights, accuracy - variance.sqrt())
+    assert bool((accuracy >= math.sqrt(2) * variance.sqrt()).all())
+    assert float(weights.min()) > 0
+
+
+def test_where_nobody_has_any_weight_those_who_are_kept_count_alike() -> None:
+    q = torch.tensor([[[0.9, 0.1]], [[0.5, 0.5]], [[0.3, 0.7]]], dtype=torch.float64)
+    n = torch.tensor([[9, 9], [9, 9], [0, 9]])  # the third does not count for the first class
+    h = torch.tensor([[0, 0], [0, 0], [0, 9]])
+    result = aggregate(q, n, h, rule="acc")
+    assert result.kept[:, 0].int().tolist() == [[1, 0], [1, 1], [0, 1]]
+    np.testing.assert_allclose(result.mass, [0.7 + 0.7], rtol=0, atol=1e-11)
+    np.testing.assert_allclose(result.target, [[0.5, 0.5]], rtol=0, atol=1e-11)
+    h[1, 0] = 1  # one that is right once counts alone
+    np.testing.assert_allclose(aggregate(q, n, h, rule="acc").mass, [0.5 + 0.7], rtol=0, atol=1e-10)
+
+
+def test_a_teacher_that_is_less_surprised_counts_more() -> None:
+    q = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
+    n = torch.full((2, 2), 9)
+    cross_entropy = torch.tensor([[0.0, 0.999], [0.999, 0.999]])  # weights 1000, 1 and 1, 1
+    target = aggregate(q, n, n, rule="ce", cross_entropy=cross_entropy).target[0]
+    first, second = (1000 * 0.8 + 0.4) / 1001, 0.4
+    np.testing.assert_allclose(target, np.array([first, second]) / (first + second), rtol=0, atol=1e-7)
+
+
 def test_support_is_what_min_support_says() -> None:
     q = torch.tensor([[[0.8, 0.2]], [[0.3, 0.7]]])
     n, h = torch.tensor([[1, 2], [2, 3]]), torch.zeros(2, 2, dtype=torch.int64)
@@ -388,9 +480,10 @@ def test_autocast_does_not_reach_in(rule: str) -> None:
     rng = np.random.default_rng(7)
     q = draw_posteriors(rng, 9, 16, 10, 2.0, torch.float32)
     n, h = draw_counts(rng, 9, 10)
-    plain = aggregate(q, n, h, rule=rule)
+    cross_entropy = draw_cross_entropy(rng, 9, 10)
+    plain = aggregate(q, n, h, rule=rule, cross_entropy=cross_entropy)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = aggregate(q, n, h, rule=rule)
+        cast = aggregate(q, n, h, rule=rule, cross_entropy=cross_entropy)
     for one, two in zip(plain, cast, strict=True):
         assert one.dtype == two.dtype
         assert torch.equal(one, two)
@@ -409,12 +502,14 @@ def test_counts_may_be_floating_and_inputs_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"rule": "ce"}, r"rule='ce' needs the teachers' cross-entropy \[teachers, classes\] = \(2, 3\)"),
+        ({"rule": "ce", "cross_entropy": torch.ones(2, 4)}, "rule='ce' needs the teachers' cross-entropy"),
         ({"posteriors": torch.zeros(0, 4, 3)}, r"at least one teacher, found \(0, 4, 3\)"),
         ({"posteriors": torch.zeros(4, 3)}, r"\[teachers, batch, classes\].*found \(4, 3\)"),
         ({"counts": torch.zeros(2, 4)}, r"counts must be .*\(2, 3\), found \(2, 4\)"),
         ({"hits": torch.zeros(3, 2)}, r"hits must be .*\(2, 3\), found \(3, 2\)"),
         ({"counts": torch.zeros(3)}, "counts must be"),
-        ({"rule": "median"}, "rule must be one of crad, stage1, uniform, uncertainty, found 'median'"),
+        ({"rule": "median"}, "rule must be one of uniform, uncertainty, crad, .*, found 'median'"),
         ({"empty_class": "skip"}, "empty_class must be uniform, zero or student, found 'skip'"),
         ({"empty_class": "student"}, r"needs the student's posterior \[batch, classes\] = \(4, 3\)"),
         ({"empty_class": "student", "student": torch.zeros(4, 2)}, "needs the student's posterior"),
@@ -452,3 +547,27 @@ def test_statistics_count_samples_hits_and_predictions_of_each_class() -> None:
     empty = measure(lambda x: torch.zeros(len(x), 4), none, 4)
     assert empty.counts == empty.hits == empty.predicted == (0, 0, 0, 0)
     assert empty.accuracy is None
+    assert empty.cross_entropy is found.cross_entropy is None
+
+
+def test_the_cross_entropy_is_the_mean_over_the_samples_of_each_class() -> None:
+    rng = np.random.default_rng(12)
+    labels = np.array([0, 0, 0, 1, 1, 3, 3, 4])
+    logits = torch.from_numpy(rng.normal(0, 3, (8, 5))).float()
+    logits[7, 2] = 5000  # the only sample of class 4 is beyond all measure
+    images = np.arange(8, dtype=np.uint8).reshape(8, 1, 1, 1)
+    expected = [
+        float(np.mean([-reference.log_softmax(logits[i].tolist())[c] for i in np.flatnonzero(labels == c)]))
+        for c in (0, 1, 3)
+    ]
+    for batch_size in (1, 3, 100):
+        samples = plain_batches(
+            images, labels, batch_size=batch_size, mean=(0.0,), std=(1 / 255,), device=torch.device("cpu")
+        )
+        found = measure(lambda x: logits[x[:, 0, 0, 0].round().long()], samples, 5, with_cross_entropy=True)
+        assert found.cross_entropy is not None
+        np.testing.assert_allclose([found.cross_entropy[c] for c in (0, 1, 3)], expected, rtol=1e-12)
+        # Without a sample, or too large, it is the most that a manifest may say, so that it counts least.
+        assert found.cross_entropy[2] == found.cross_entropy[4] == CROSS_ENTROPY_LIMIT
+    nothing = measure(lambda x: torch.full((len(x), 5), torch.nan), samples, 5, with_cross_entropy=True)
+    assert nothing.cross_entropy == (CROSS_ENTROPY_LIMIT,) * 5

@@ -531,6 +531,10 @@ def test_what_goes_to_disk(tmp_path: Path) -> None:
     assert stale == DiskNeed(2 * SMALL + LARGE + SMALL, 8 * SMALL + 5 * (LARGE + SMALL))
     alone = disk_need(sized(tmp_path, method={"name": "local"}), 1, LAYOUTS, 50)
     assert alone == DiskNeed(2 * SMALL, 8 * SMALL)
+    with_peak = disk_need(sized(tmp_path, method={"name": "dfml"}), 0, LAYOUTS, 50)
+    assert with_peak == DiskNeed(3 * LARGE + 2 * SMALL + heard, 12 * LARGE + 4 * SMALL + heard)
+    with_memory = disk_need(sized(tmp_path, method={"name": "fedmkd"}), 0, LAYOUTS, 50)
+    assert with_memory == DiskNeed(2 * LARGE + 2 * SMALL + 600, 8 * LARGE + 4 * SMALL + 600)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from crad_p2p.client import Client
 from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch
 from crad_p2p.data.partition import Split
-from crad_p2p.distillation import EpochLog, distillation_loss, train_epoch
-from crad_p2p.federation import MethodSettings, TrainingSettings, build_federation
+from crad_p2p.distillation import EpochLog, Step, distillation_loss, own_labels, train_epoch
+from crad_p2p.federation import TrainingSettings, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.sgd import Sgd
 
@@ -142,6 +142,18 @@ def targets(batch: slice, _logits: Tensor) -> Aggregation:
     return Aggregation(q, torch.ones(1, len(q), CLASSES, dtype=torch.bool), torch.from_numpy(MASS[batch]))
 
 
+def distilling(give: Any = targets, weight: float = LAMBDA) -> Any:
+    """The objective of Eq. 9 towards these targets."""
+
+    def objective(batch: slice, logits: Tensor, labels: Tensor) -> Step:
+        aggregation = give(batch, logits)
+        return Step(
+            distillation_loss(logits, labels, aggregation.target.float(), temperature=T, weight=weight), aggregation
+        )
+
+    return objective
+
+
 def descend(
     weight: float, *, rate: float = 0.5, momentum: float = 0.0, decay: float = 0.0, clip: float = 1e9
 ) -> tuple[np.ndarray, list[float]]:
@@ -160,7 +172,7 @@ def descend(
 
 
 def run_epoch(
-    give: Any = targets, *, weight: float = LAMBDA, clip: float = 1e9, rate: float = 0.5, **sgd: float
+    objective: Any = None, *, weight: float = LAMBDA, clip: float = 1e9, rate: float = 0.5, **sgd: float
 ) -> tuple[Linear, EpochLog]:
     model = Linear()
     model.eval()  # as validation leaves it
@@ -168,8 +180,7 @@ def run_epoch(
         model,
         Sgd(dict(model.named_parameters()), rate, **{"momentum": 0.0, "weight_decay": 0.0, **sgd}),
         local_epoch(),
-        give,
-        MethodSettings(temperature=T, distillation_weight=weight),
+        objective or distilling(weight=weight),
         TrainingSettings(clip_norm=clip),
     )
     return model, log
@@ -210,7 +221,7 @@ def test_the_log_holds_means_over_samples() -> None:
 
 
 def test_without_teachers_it_is_plain_cross_entropy_at_weight_one() -> None:
-    model, log = run_epoch(lambda _batch, _logits: None)
+    model, log = run_epoch(own_labels)
     expected, losses = descend(0.0)
     np.testing.assert_allclose(model.weight.detach(), expected, rtol=0, atol=1e-6)
     assert log == EpochLog(SAMPLES, log.loss, None, None, None)
@@ -230,8 +241,7 @@ def test_targets_are_asked_for_batch_by_batch_with_the_students_logits() -> None
         model,
         Sgd(dict(model.named_parameters()), 0.5, momentum=0.0, weight_decay=0.0),
         local_epoch(),
-        give,
-        MethodSettings(),
+        distilling(give),
         TrainingSettings(),
         lambda *step: steps.append(step),
     )
@@ -246,8 +256,7 @@ def test_an_epoch_without_a_batch_changes_nothing() -> None:
         model,
         Sgd(dict(model.named_parameters()), 0.5, momentum=0.0, weight_decay=0.0),
         local_epoch(1, ()),
-        targets,
-        MethodSettings(),
+        distilling(),
         TrainingSettings(),
     )
     assert log == EpochLog(0, None, None, None, None)

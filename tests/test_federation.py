@@ -18,7 +18,9 @@ from crad_p2p.federation import (
     MEDMNIST_SETS,
     BarrierSettings,
     DataSettings,
+    DfmlSettings,
     Federation,
+    FedMkdSettings,
     MethodSettings,
     TrainingSettings,
     build_federation,
@@ -26,6 +28,7 @@ from crad_p2p.federation import (
     is_loopback,
     load_federation,
 )
+from crad_p2p.methods.catalogue import METHODS
 
 TREE: dict[str, Any] = {
     "federation": "colon-demo",
@@ -176,13 +179,19 @@ def test_loopback_addresses() -> None:
         ("data.partition.alpha", float("inf"), "must be a finite number, found inf"),
         ("data.partition.min_size", 0, "must be greater than or equal to 1, found 0"),
         ("data.partition.balance", "perhaps", "must be a valid boolean.*found 'perhaps'"),
-        ("method.name", "fedavg", "must be 'crad', 'uniform', 'uncertainty', 'stage1' or 'local', found 'fedavg'"),
+        ("method.name", 7, "must be a valid string, found 7"),
         ("method.temperature", 0, "must be greater than 0, found 0"),
         ("method.distillation_weight", -0.1, "must be greater than or equal to 0, found -0.1"),
         ("method.distillation_weight", 1.1, "must be less than or equal to 1, found 1.1"),
         ("method.min_support", 0, "must be greater than or equal to 1, found 0"),
         ("method.empty_class", "skip", "must be 'uniform', 'zero' or 'student', found 'skip'"),
         ("method.warmup_rounds", -1, "must be greater than or equal to 0, found -1"),
+        ("method.fedmkd", {"memory_weight": "all"}, "must be 'half' or 'uniform', found 'all'"),
+        ("method.dfml", {"mode": "aggregator"}, "must be 'symmetric', found 'aggregator'"),
+        ("method.dfml", {"period": 5}, "must be a multiple of 2, found 5"),
+        ("method.dfml", {"alpha_max": 1.1}, "must be less than or equal to 1, found 1.1"),
+        ("method.dfml", {"temperature": 0}, "must be greater than 0, found 0"),
+        ("method.dfml", 10, "must hold the fields mode, temperature, alpha_min, alpha_max, period, found 10"),
         ("training.batch_size", 1, "must be greater than or equal to 2, found 1"),
         ("training.optimizer", "adam", "must be 'sgd', found 'adam'"),
         ("training.learning_rate", 0, "must be greater than 0, found 0"),
@@ -205,10 +214,10 @@ def test_loopback_addresses() -> None:
 def test_a_wrong_field_in_one_sentence(tmp_path: Path, field: str, value: Any, message: str) -> None:
     tree = tree_with(field, value) if field != "peers.1" else {**TREE, "peers": [TREE["peers"][0], value]}
     found = sentence(write(tmp_path, tree))
-    assert found.startswith(f": '{field}': ")
+    assert found.startswith((f": '{field}': ", f": '{field}."))
     with pytest.raises(ConfigurationError, match=message):
         build(tree)
-    with pytest.raises(ConfigurationError, match=f"^the command line: '{field}': "):
+    with pytest.raises(ConfigurationError, match=f"^the command line: '{field}[.']"):
         build_federation(tree, "the command line")
 
 
@@ -221,6 +230,9 @@ def test_a_wrong_field_in_one_sentence(tmp_path: Path, field: str, value: Any, m
             "imagenet",
             "data set 'imagenet' is unknown; allowed are digits, cifar10, cifar100, pathmnist",
         ),
+        ("method.name", "fedavg", "method 'fedavg' is unknown; allowed are crad, stage1, uniform, uncertainty, acc, "),
+        ("method.name", "fedmk", "method 'fedmk' is unknown; did you mean 'fedmkd'? allowed are crad, "),
+        ("method.dfml", {"alpha_min": 0.9}, "alpha_min 0.9 is above alpha_max 0.8"),
         ("peers", [], "the list is empty; at least one peer is needed"),
         ("data.dataset", "npz:", "data set 'npz:' is unknown"),
         ("data.dataset", "chestmnist", "data set 'chestmnist' is multi-label, and CRAD learns single-label classes"),
@@ -237,7 +249,8 @@ def test_a_wrong_field_in_one_sentence(tmp_path: Path, field: str, value: Any, m
     ],
 )
 def test_a_name_or_address_that_cannot_be(tmp_path: Path, field: str, value: str, message: str) -> None:
-    assert sentence(write(tmp_path, tree_with(field, value))).startswith(f": {field}: {message}")
+    tree = tree_with(field, value, tree_with("method.name", "dfml") if field == "method.dfml" else TREE)
+    assert sentence(write(tmp_path, tree)).startswith(f": {field}: {message}")
 
 
 def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
@@ -261,6 +274,10 @@ def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
             "'data.partition.alpah' is not a field; did you mean 'alpha'? allowed are kind, alpha",
         ),
         ("method.temperatur", "'method.temperatur' is not a field; did you mean 'temperature'? allowed are name, temp"),
+        (
+            "method.dfml.cycle",
+            "'method.dfml.cycle' is not a field; allowed are mode, temperature, alpha_min, alpha_max",
+        ),
         ("training.lr", "'training.lr' is not a field; allowed are batch_size, optimizer, learning_rate, momentum, "),
         ("barrier.quorum", "'barrier.quorum' is not a field; allowed are policy, min, max_staleness, grace"),
         ("peers.1.adress", "'peers.1.adress' is not a field; did you mean 'address'? allowed are id, address, arch"),
@@ -407,6 +424,79 @@ def test_spelling_out_the_defaults_changes_nothing() -> None:
     assert build(spelled).digest() == build().digest()
 
 
+def test_the_digest_is_what_it_was_before_there_were_other_methods() -> None:
+    """A field that is not in use must not be seen: peers of earlier versions would be strangers, and runs lost."""
+    known = {
+        "crad": "1f38ff9acb1eb5c1a6f8a845bd9f29217caec0b09ca96eab55ac7b7fc7c3940f",
+        "uniform": "0b82f08685f734cab356db376c477f536d7ba4a6e4ddfa027ac7ebd9c082c7d1",
+        "local": "aa282d3296b4d6b2a2c053d7994c431fe50935f05ccec305da42682fe8107c48",
+    }
+    for name, digest in known.items():
+        assert build(tree_with("method.name", name)).digest() == digest
+
+
+# ----------------------------------------------------------------------------------------------- settings of one method
+
+SECTIONS: dict[str, Any] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_may_be_chosen_and_written_down_again(name: str) -> None:
+    federation = build(tree_with("method.name", name))
+    assert federation.method.traits == METHODS[name]
+    tree = federation.as_tree()
+    assert {section for section in SECTIONS if section in tree["method"]} == {name} & set(SECTIONS)
+    assert build(tree).digest() == federation.digest()
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_settings_of_a_method_are_refused_for_another(tmp_path: Path, section: str) -> None:
+    for name in ("crad", *(set(SECTIONS) - {section})):
+        found = sentence(write(tmp_path, {**TREE, "method": {"name": name, section: {}}}))
+        assert found == f": method: '{section}' belongs to method {section}, and the method is {name}; leave it out"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_settings_of_a_method_are_agreed_on_where_it_is_used(section: str) -> None:
+    plain = build({**TREE, "method": {"name": section}})
+    defaults = SECTIONS[section]().model_dump(mode="json")
+    assert build({**TREE, "method": {"name": section, section: defaults}}).digest() == plain.digest()
+    agreed = plain.agreed()
+    assert {name.rpartition(".")[2] for name in agreed if name.startswith(f"method.{section}.")} == set(defaults)
+    # The same peers by another method, as for a comparison: nothing of the section is left.
+    other = plain.model_copy(update={"method": plain.method.model_copy(update={"name": "local"})})
+    assert build(other.as_tree()).digest() == other.digest() == build({**TREE, "method": {"name": "local"}}).digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("fedmkd", {"memory_weight": "uniform"}),
+        ("dfml", {"temperature": 2.0}),
+        ("dfml", {"alpha_min": 0.1}),
+        ("dfml", {"alpha_max": 0.9}),
+        ("dfml", {"period": 20}),
+    ],
+)
+def test_the_digest_sees_the_settings_of_a_method(name: str, section: dict[str, Any]) -> None:
+    changed = build({**TREE, "method": {"name": name, name: section}})
+    assert changed.digest() != build({**TREE, "method": {"name": name}}).digest()
+
+
+def test_noise_on_the_counts_does_not_go_with_a_cross_entropy_beside_them(tmp_path: Path) -> None:
+    tree = {**TREE, "privacy": {"count_epsilon": 1.0}, "method": {"name": "ce"}}
+    assert sentence(write(tmp_path, tree)).startswith(
+        ": privacy.count_epsilon: method ce publishes the cross-entropy of"
+    )
+    build({**tree, "method": {"name": "acc"}})
+
+
+def test_models_are_published_by_all_in_every_round() -> None:
+    for name in METHODS:
+        federation = build(tree_with("method.name", name))
+        assert {federation.published_by(1, number) for number in range(7)} == {"cnn6"}
+
+
 CHANGES: dict[str, Any] = {
     "federation": "other",
     "seed": 1025,
@@ -463,7 +553,7 @@ def test_no_field_is_forgotten_above() -> None:
     }
     declared = {f"{section}.{field}" for section, model in sections.items() for field in model.model_fields}
     assert {name.rsplit(".", name.count(".") - 1)[0] if "partition" in name else name for name in names} >= (
-        declared - {"data.partition"}
+        declared - {"data.partition", *(f"method.{section}" for section in SECTIONS)}
     )
     peers = {name for name in build().agreed() if name.startswith("peers.")}
     assert peers == {"peers.0.arch", "peers.1.arch", "peers.5.arch"}

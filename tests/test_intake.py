@@ -358,6 +358,45 @@ def test_statistics_of_another_number_of_classes_are_refused(classes: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("method", "cross_entropy", "expected"),
+    [
+        ("crad", None, None),
+        ("crad", [0.1, 0.0, 1e3], "manifest has the cross-entropy of the classes, which method crad does not publish"),
+        ("ce", [0.1, 0.0, 1e3], None),
+        ("ce", None, "manifest has no cross-entropy of the classes, which method ce needs"),
+        ("ce", [0.1, 0.2], "manifest field statistics: Value error, cross_entropy must have one number a class"),
+        (
+            "ce",
+            [0.1, -0.1, 0.2],
+            "manifest field statistics.cross_entropy.1: Input should be greater than or equal to 0",
+        ),
+        (
+            "ce",
+            [0.1, 1001, 0.2],
+            "manifest field statistics.cross_entropy.1: Input should be less than or equal to 1000",
+        ),
+        ("ce", [0.1, float("nan"), 0.2], "manifest field statistics.cross_entropy.1: Input should be a finite number"),
+        ("ce", [0.1, True, 0.2], "manifest field statistics.cross_entropy.1: Input should be a valid number"),
+        ("ce", [0.1, "0", 0.2], "manifest field statistics.cross_entropy.1: Input should be a valid number"),
+    ],
+)
+def test_the_cross_entropy_is_there_where_it_is_agreed_on_and_nowhere_else(
+    method: str, cross_entropy: list[Any] | None, expected: str | None
+) -> None:
+    federation = build_federation({**FEDERATION.as_tree(), "method": {"name": method}}, "test")
+    statistics = {**manifest_document()["statistics"], "cross_entropy": cross_entropy}
+    document = json.dumps(manifest_document(run=federation.digest(), statistics=statistics)).encode()
+    tested = Intake(federation, LAYOUTS, CLASSES)
+    if expected is None:
+        taken = tested.manifest(document, 1, 4).statistics.cross_entropy
+        assert taken == (None if cross_entropy is None else tuple(cross_entropy))
+    else:
+        with pytest.raises(SnapshotError) as raised:
+            tested.manifest(document, 1, 4)
+        assert str(raised.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
     ("epsilon", "known", "expected"),
     [
         (None, (3, 0, 5), None),

@@ -21,6 +21,7 @@ TORCH_FREE = (
     "forking",
     "manifest",
     "memory",
+    "methods.catalogue",
     "privacy",
     "snapshot",
     "participation",

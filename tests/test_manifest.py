@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from crad_p2p.manifest import MAX_BYTES, ClassStatistics, Consumed, Manifest, Signature
+from crad_p2p.manifest import CROSS_ENTROPY_LIMIT, MAX_BYTES, ClassStatistics, Consumed, Manifest, Signature
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=200, database=None)
 
@@ -91,6 +92,26 @@ def test_any_manifest_travels_unchanged(
     document = manifest.to_bytes()
     assert Manifest.from_bytes(document) == manifest
     assert Manifest.from_bytes(document).to_bytes() == document
+
+
+@given(st.lists(st.floats(0, CROSS_ENTROPY_LIMIT), max_size=20))
+@PROPERTY
+def test_a_cross_entropy_travels_to_the_last_bit(values: list[float]) -> None:
+    zeros = (0,) * len(values)
+    statistics = ClassStatistics(counts=zeros, hits=zeros, predicted=zeros, cross_entropy=tuple(values))
+    manifest = example().model_copy(update={"statistics": statistics})
+    document = manifest.to_bytes()
+    assert Manifest.from_bytes(document) == manifest
+    assert Manifest.from_bytes(document).signed_bytes() == manifest.signed_bytes()
+    # On its way from the learner to the service it is JSON of another writer.
+    assert json.loads(json.dumps(statistics.model_dump()))["cross_entropy"] == values
+
+
+def test_without_a_cross_entropy_a_document_is_what_it_always_was() -> None:
+    assert b"cross_entropy" not in example().to_bytes() + example().signed_bytes()
+    assert "cross_entropy" not in example().statistics.model_dump()
+    digest = hashlib.sha256(example().to_bytes()).hexdigest()
+    assert digest == "841d049a2d6bffaa12eace30737f36e785d84dd9660b53b3c3aad3ecc07bace8"
 
 
 @pytest.mark.parametrize(

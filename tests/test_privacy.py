@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from processes import Peer, Peers, federation_file
 
-from crad_p2p import client
 from crad_p2p.aggregation import Aggregation, aggregate
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import Dataset, load_dataset
@@ -33,6 +32,7 @@ from crad_p2p.errors import ConfigurationError, ExitCode
 from crad_p2p.federation import Federation, build_federation, load_federation
 from crad_p2p.learner import Learner
 from crad_p2p.manifest import COUNT_LIMIT, ClassStatistics, Manifest
+from crad_p2p.methods import backbone
 from crad_p2p.privacy import KEY_BYTES, KEY_FILE, create_key, load_key, noise, noised_counts, publishable
 from crad_p2p.results import RoundRecord, Summary
 from crad_p2p.simulation import simulate
@@ -179,7 +179,7 @@ class Watched:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Client, "teach", watched_teach)
-            patch.setattr(client, "aggregate", watched_aggregate)
+            patch.setattr(backbone, "aggregate", watched_aggregate)
             self.summary, self.history = simulate(
                 settings, dataset_of(settings), device=CPU, threads=1, count_keys=keys
             )

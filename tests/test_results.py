@@ -225,7 +225,7 @@ def test_the_summary_has_the_promised_fields(tmp_path: Path) -> None:
         *("id", "arch", "train_samples", "rounds_completed", "snapshot_sha256", "global_accuracy", "local_accuracy"),
         *("global_accuracy_per_class", "counts", "hits", "seconds", "bytes", "peak_rss_bytes"),
         *("missing_teachers", "stale_teachers", "quarantined_teachers", "quarantine_reasons", "skipped_rounds"),
-        *("best_round", "teacher_precision"),
+        *("best_round", "teacher_precision", "peak_global_accuracy", "peak_local_accuracy"),
     ]
     assert list(entry["seconds"]) == ["wait", "transfer", "teachers", "train", "validate", "commit"]
     assert list(entry["bytes"]) == ["sent", "received"]

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from crad_p2p import client as client_module
 from crad_p2p import weights
 from crad_p2p.aggregation import aggregate
 from crad_p2p.architectures import build_model, initialise
@@ -26,6 +25,7 @@ from crad_p2p.data.epoch import LocalEpoch, draw_epoch
 from crad_p2p.data.partition import Split
 from crad_p2p.federation import Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.methods import backbone
 from crad_p2p.randomness import generator
 from crad_p2p.snapshot import SnapshotError
 from crad_p2p.teachers import Forward, PosteriorStore, inference_batch, posterior_of_logits
@@ -320,7 +320,7 @@ def spy_on_aggregate(monkeypatch: pytest.MonkeyPatch) -> tuple[Spy, list[dict[st
         options.append(given)
         return aggregate(*arrays, **given)
 
-    monkeypatch.setattr(client_module, "aggregate", recorded)
+    monkeypatch.setattr(backbone, "aggregate", recorded)
     return calls, options
 
 
@@ -358,6 +358,7 @@ def test_the_client_gives_each_batch_the_posteriors_of_algorithm_1_in_id_order(
             "min_support": 3,
             "empty_class": "student",
             "student": None,
+            "cross_entropy": None,
         }
 
 

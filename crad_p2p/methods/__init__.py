@@ -1,0 +1,40 @@
+"""What a peer publishes and how a student learns, one file a method.
+
+==================  ===============================================================================================
+module              what it has
+==================  ===============================================================================================
+``catalogue``       the names, and what else the service must know of each; imports no torch
+``interface``       :class:`~crad_p2p.methods.interface.Method`: what every method answers
+``build``           name to method; layouts of what is published
+``backbone``        methods that differ in the target alone: CRAD and all that is compared with it by one equation
+``table4``          their weights: ``crad`` (= ``precision``), ``stage1``, ``acc``, ``sup``, ``sm``, ``lcb``, ``ce``,
+                    ``inv_sigma``
+``uniform``         the plain mean
+``uncertainty``     weights from the entropy of each prediction
+``fedmkd``          the peers' mean and the own model of the last round
+``dfml``            mutual learning, symmetric: pairwise divergences, cyclic weight, peak model
+``local``           no peers
+==================  ===============================================================================================
+
+Each file says which parts are its source's and which are ours; docs/methods.md says it for users. All of them publish
+models, and so far nothing else is built. A method that publishes something else fits in at these places:
+
+**What a peer publishes.** The service tells files apart by a *key*: :meth:`crad_p2p.federation.Federation.published_by`
+gives it for (peer, round), from the agreed settings alone, and the learner's ``ready`` has a layout for each key
+(:func:`crad_p2p.methods.build.layouts_of`). The key of a model is its architecture. Others would be ``predictions``
+(``fedmd``, ``msfkd``: a float32 [samples, classes] of the transfer set, the same layout for all peers), ``images``
+(``fedgd`` in the rounds in which transfer sets are made: uint8 [samples, C, H, W]), and ``bundle`` (``dfml`` with an
+aggregator: the tensors of all N models with ``ID.`` before their names, published by the aggregator of the round, which
+``published_by`` draws from the seed; the others publish nothing new in it, as those that are not active do not under
+partial participation). Barrier, transfer, store and signatures know files, not models, and stay as they are;
+:mod:`crad_p2p.snapshot` knows the two dtypes of models only.
+
+**What a student makes of it.** ``Client.teach`` runs a model over the local epoch as it arrives and keeps posteriors.
+For other kinds it keeps what arrived: predictions as they are, images as part of the transfer set, of a bundle the own
+model alone. :class:`~crad_p2p.methods.interface.Lesson` then has a field for it, and the method's objective uses it.
+
+**What a student keeps for itself.** A method's ``state`` lies in the checkpoint of every round, which never leaves the
+peer. Where the model is not what is published, it goes there, and ``Client.restore`` and ``Client.evaluate`` (whose
+``beside`` it is) take it from there; so do transfer sets once they are complete. Nobody else can give such a model back
+to a peer that has lost its disk.
+"""

@@ -1,0 +1,42 @@
+"""The methods' names, and what the service must know of each. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Traits(NamedTuple):
+    """What a method asks of the service and the client.
+
+    Attributes:
+        has_teachers: peers learn from one another.
+        has_memory: the student's own model, as it is when a round begins, teaches it too.
+        has_peak: what a peer keeps beside its model (``Method.state``) is an earlier one of its own, or nothing yet; it
+            is evaluated too.
+        publishes_cross_entropy: the class statistics have the mean cross-entropy of every class.
+    """
+
+    has_teachers: bool = True
+    has_memory: bool = False
+    has_peak: bool = False
+    publishes_cross_entropy: bool = False
+
+
+#: In the order of the documentation.
+METHODS: Mapping[str, Traits] = {
+    "crad": Traits(),
+    "stage1": Traits(),
+    "uniform": Traits(),
+    "uncertainty": Traits(),
+    "acc": Traits(),
+    "sup": Traits(),
+    "sm": Traits(),
+    "lcb": Traits(),
+    "ce": Traits(publishes_cross_entropy=True),
+    "inv_sigma": Traits(),
+    "precision": Traits(),
+    "fedmkd": Traits(has_memory=True),
+    "dfml": Traits(has_peak=True),
+    "local": Traits(has_teachers=False),
+}

@@ -1,0 +1,82 @@
+"""What every method answers, and what it is given. The package's docstring says how other kinds of method fit in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from crad_p2p.distillation import Objective
+from crad_p2p.federation import Federation
+from crad_p2p.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Student:
+    """What a method may know of the peer that learns by it, for the whole run.
+
+    Attributes:
+        classes: number of classes.
+        channels: of an image.
+        label_counts: own training images of every class; they never leave the peer.
+    """
+
+    classes: int
+    channels: int
+    label_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What there is to learn from in one round.
+
+    Attributes:
+        number: of the round.
+        teachers: the manifests of those who taught, in id order; none in warm-up rounds, or if nobody could.
+        posteriors: their softmax, at the method's temperature, on a batch of the local epoch given by its place there:
+            float32 [J, B, C] on the CPU, J in the order of ``teachers``.
+        memory: that of the student's own model as it was when the round began: float32 [B, C] on the CPU; for methods
+            that have a memory, in rounds with teachers.
+    """
+
+    number: int
+    teachers: tuple[Manifest, ...]
+    posteriors: Callable[[slice], Tensor]
+    memory: Callable[[slice], Tensor]
+
+
+class Method(ABC):
+    """One student's side of a method; made once for a run."""
+
+    def __init__(self, federation: Federation, student: Student) -> None:
+        self._federation = federation
+        self._settings = federation.method
+        self._student = student
+
+    @property
+    def temperature(self) -> float:
+        """T of the teachers' softmax."""
+        return self._settings.temperature
+
+    @abstractmethod
+    def objective(self, lesson: Lesson) -> Objective:
+        """What the student minimises in one round. It may be used several times, if training diverges."""
+
+    def after_round(self, number: int, model: nn.Module) -> None:
+        """Called once a round has been trained, before it is validated and published; most methods do nothing."""
+        del number, model
+
+    def state(self) -> dict[str, Tensor]:
+        """What must be kept beside model and momentum from round to round; it never leaves the peer."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take a :meth:`state` back; it is empty at the start, and after the checkpoint was lost with a disk.
+
+        Raises:
+            ValueError: it is no state of this method.
+        """
+        if state:
+            raise ValueError(f"{self._settings.name} keeps nothing, and it holds '{min(state)}'")
