@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
+from crad_p2p.federation import build_federation
+from crad_p2p.methods.catalogue import METHODS
 from launch.template import render
 from peer._proto.crad.v1 import peer_pb2
 from peer.hello import describe_data_difference
@@ -31,6 +34,23 @@ def test_links_between_documents_lead_somewhere() -> None:
     for path in (ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_every_method_is_in_the_documents_and_the_template() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text()
+    offered = render(3, "digits").split("method:")[1].split("temperature:")[0]
+    for name in METHODS:
+        assert f"`{name}`" in text, name
+        assert re.search(rf"\b{name}\b", offered), name
+
+
+@pytest.mark.parametrize("section", ["fedmkd", "dfml"])
+def test_the_settings_of_a_method_stand_in_the_template_with_their_defaults(section: str) -> None:
+    text = render(3, "digits").replace("name: crad ", f"name: {section} ")
+    plain = build_federation(yaml.safe_load(text), "test")
+    spelled_out = build_federation(yaml.safe_load(text.replace(f"# {section}:", f"{section}:")), "test")
+    assert plain.method != spelled_out.method
+    assert plain.digest() == spelled_out.digest()
 
 
 def test_that_all_data_are_one_common_set_is_said_wherever_one_begins() -> None:
