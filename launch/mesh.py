@@ -19,7 +19,7 @@ from launch.forking import fork_server
 from launch.quick import cores
 from launch.view import Progress
 from peer._proto.crad.v1 import peer_pb2
-from peer.channels import RawStub, dial
+from peer.channels import RawStub, Waits, dial
 from peer.intake import MessageError, parse
 from peer.store import Store
 from peer.tls import Tls
@@ -78,7 +78,10 @@ class Mesh:
         self._progress = progress
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._forking: dict[str, str] = {}
-        self._beginning = asyncio.Semaphore(_BEGINNING * cores())
+        at_once = _BEGINNING * cores()
+        self._beginning = asyncio.Semaphore(at_once)
+        # The first to be started wait for the last, which may be as late.
+        self._start_wait = Waits.start + _LONGEST_BEGINNING * (len(federation.peers) // at_once)
         self._is_started = {peer: asyncio.Event() for peer in federation.ids}  # once, whatever has become of it
         self._has_begun = {peer: asyncio.Event() for peer in federation.ids}
         self.reservations: dict[int, str] = {}
@@ -158,7 +161,8 @@ class Mesh:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)  # as crad-peer makes it
         command = [sys.executable, "-P", "-m", "peer", "--id", str(peer), "--peers", str(self._peers_file)]
-        command += ["--state-dir", str(folder), "--tls-dir", str(tls_dir(self._out, peer)), *self._options, *more]
+        command += ["--state-dir", str(folder), "--tls-dir", str(tls_dir(self._out, peer))]
+        command += ["--start-wait", f"{self._start_wait:g}", *self._options, *more]
         async with self._beginning:
             with (folder / "log.txt").open("ab") as log:
                 # A session of its own, so that Ctrl-C reaches only this process, which then stops all in order.
@@ -190,7 +194,7 @@ class Mesh:
         tls = Tls(tls_dir(self._out, peer), self._federation.federation, peer)
         channel = dial(self._federation.peer(peer).address, tls, peer)
         stub = RawStub(channel)
-        row = self._progress.rows[peer]
+        row, said = self._progress.rows[peer], ""
         try:
             while row.phase != "done":
                 try:
@@ -207,8 +211,10 @@ class Mesh:
                 except grpc.aio.AioRpcError:
                     pass  # not up yet, or starting again
                 except MessageError as error:
-                    self._progress.note(f"peer {peer} cannot be shown: its state is {error}")
-                    return
+                    self._has_begun[peer].set()
+                    if str(error) != said:
+                        said = str(error)
+                        self._progress.note(f"peer {peer} cannot be shown as it is now: {said}")
                 await asyncio.sleep(_RETRY)
         finally:
             await channel.close()

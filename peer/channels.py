@@ -62,6 +62,7 @@ _CLIENT_OPTIONS: tuple[tuple[str, Any], ...] = (
     # to be over within the five seconds in which traffic resumes. It takes three round trips (TCP, TLS, HTTP/2).
     ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # the default grows to two minutes
 )
 
 
@@ -104,7 +105,6 @@ def client_options(members: int) -> tuple[tuple[str, Any], ...]:
     return (
         *_CLIENT_OPTIONS,
         ("grpc.keepalive_time_ms", min(10_000, max(3_000, 100 * members))),
-        ("grpc.max_reconnect_backoff_ms", max(1_000, round(1_000 * between_tries(members)))),
     )
 
 

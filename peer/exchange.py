@@ -94,7 +94,7 @@ class Exchange:
         self._intake_known = asyncio.Event()
         self._seen_saved = asyncio.Lock()
         self._seen_unsaved = False
-        slots, greetings = Slots(_PARALLEL_FETCHES, _FAST), greeting_slots()
+        slots, greetings = Slots(_PARALLEL_FETCHES, _FAST), greeting_slots(len(federation.peers))
         self._links = {
             peer: Link(
                 federation,

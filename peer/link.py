@@ -68,18 +68,23 @@ _EXPECTS_TLS = (
 )
 #: Seconds between two looks at who answers in place of the peer.
 _LOOK = 10.0
-#: Greetings of one peer that may be under way at once, unless one has taken so many seconds. If a hundred peers on one
-#: machine called all others at once, no handshake would be done within the time of an attempt, and all were in vain.
-_GREETINGS, _SLOW_GREETING = 2, 3.0
+#: Greetings of one peer that are under way at once where the peers are many, unless they have taken so many seconds;
+#: and of those who took longer the last time. If a hundred peers on one machine called all others at once, no handshake
+#: would be done within the time of an attempt, and all were in vain.
+_GREETINGS, _SLOW_GREETING, _SLOW_GREETINGS = 2, 3.0, 8
+#: Peers that are few enough to be called all at once.
+_FEW = 20
 #: Times that a peer is told that its snapshot is not used.
 _TELL_TRIES = 5
 
 M = TypeVar("M", bound=Message)
 
 
-def greeting_slots() -> Slots:
-    """For all links of a peer together."""
-    return Slots(_GREETINGS, _SLOW_GREETING)
+def greeting_slots(members: int) -> Slots:
+    """For all links of a peer together, in a federation of so many."""
+    if members <= _FEW:
+        return Slots(members, math.inf)
+    return Slots(_GREETINGS, _SLOW_GREETING, slow=_SLOW_GREETINGS)
 
 
 class Link:
@@ -117,7 +122,7 @@ class Link:
         self.bytes_received = 0
         self.transfer_seconds = 0.0
         self._slots = slots or Slots(1, math.inf)
-        self._greetings = greetings or greeting_slots()
+        self._greetings = greetings or Slots(1, math.inf)
         self._turns = Turns()
         self.address = federation.peer(peer).address
         self._federation = federation
@@ -170,7 +175,7 @@ class Link:
         has_left = False
         async for attempt in _attempts(self._called):
             try:
-                await self._forget_failure()
+                self._called.clear()
                 self._is_renewed = False
                 self._on_hello(self.peer, await self._greet())
                 if not is_up:  # once, and again after a line that it was not
@@ -224,8 +229,7 @@ class Link:
             try:
                 return await self._greet()
             except _CallError as error:
-                said = f"peer {self.peer} at {self.address}: {error}; trying again"
-                attempt.failed(logger, said, longest=self._longest_delay)
+                attempt.failed(logger, f"peer {self.peer} at {self.address}: {error}; trying again")
         raise AssertionError("attempts never end")
 
     async def manifest(
@@ -329,17 +333,23 @@ class Link:
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    async def _forget_failure(self) -> None:
-        """If the peer has called, a channel that waits after failures gives way to one that connects at once."""
-        if self._called.is_set() and self.down_since is not None and not self._line.calls:
-            line = self._line
-            self._redial(line)
-            await line.channel.close()
-        self._called.clear()
-
     async def _greet(self) -> peer_pb2.HelloReply:
+        """Say hello. If that fails, the next try has a channel of its own, which connects when it is used: one that has
+        failed would go on trying by itself, and answer for a while that it does not try.
+        """
+        async with self._greetings.take(self.peer):
+            line = self._line
+            try:
+                return await self._say_hello()
+            except _CallError:
+                self._redial(line)
+                if not line.calls:
+                    await line.channel.close()
+                raise
+
+    async def _say_hello(self) -> peer_pb2.HelloReply:
         request = greeting(self._federation, self._own_id)
-        async with self._greetings.take(self.peer), self._call() as stub:
+        async with self._call() as stub:
             clock, start = time.time(), time.monotonic()
             reply = await self._answer(peer_pb2.HelloReply, stub.Hello(request, timeout=self._waits.connect))
             self._clock = _clock_text(reply.unix_time - clock, time.monotonic() - start)
@@ -677,6 +687,8 @@ class _Attempt:
         with suppress(TimeoutError):
             await within(random.uniform(delay / 2, delay) - first, until.wait())
         self._delay = min(2 * self._delay, max(self._longest, _LONGEST_DELAY_AFTER_DAMAGE))
+        if until.is_set():
+            self._delay = _FIRST_DELAY
 
 
 async def _attempts(sooner: asyncio.Event | None = None) -> AsyncIterator[_Attempt]:

@@ -58,7 +58,7 @@ async def recover(
     Raises:
         IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
     """
-    others, greetings = [peer for peer in federation.ids if peer != own_id], greeting_slots()
+    others, greetings = [peer for peer in federation.ids if peer != own_id], greeting_slots(len(federation.peers))
     links = {peer: Link(federation, own_id, peer, waits, tls=tls, greetings=greetings) for peer in others}
     try:
         replies = await _ask_all(links, partial(_are_enough, federation, own_id), waits)

@@ -48,19 +48,33 @@ class Slots:
 
     Transfers of a few peers with thin lines take minutes, and leave room on the line here: they must not keep those of
     all others from being begun.
+
+    Args:
+        slow: how many of those without a slot may begin at a time; None for any number.
     """
 
-    def __init__(self, count: int, seconds: float) -> None:
+    def __init__(self, count: int, seconds: float, slow: int | None = None) -> None:
         self._free = asyncio.Semaphore(count)
         self._seconds = seconds
         self._slow: set[int] = set()
+        self._slow_lane = None if slow is None else asyncio.Semaphore(slow)
 
     @asynccontextmanager
     async def take(self, peer: int) -> AsyncIterator[None]:
-        """A slot for a transfer of this peer, once one is free; none if it was slow the last time."""
+        """A slot for this peer, once one is free; none if it was slow the last time."""
+        if peer in self._slow and self._slow_lane is not None:
+            async with self._slow_lane, self._held(peer, holds=False):
+                yield
+            return
         holds = peer not in self._slow
         if holds:
             await self._free.acquire()
+        async with self._held(peer, holds=holds):
+            yield
+
+    @asynccontextmanager
+    async def _held(self, peer: int, *, holds: bool) -> AsyncIterator[None]:
+        """While it runs, with or without a slot, which is given back when it turns out to be slow."""
 
         def is_slow() -> None:
             nonlocal holds

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import signal
+import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import Peers, doctored, up_command
 from rich.console import Console
 from wire import in_loop, stopped
 
@@ -20,6 +23,11 @@ from launch.mesh import Mesh
 from launch.view import Progress
 
 COUNT, AT_ONCE = 5, 2
+#: ``crad-mesh`` that begins one peer after the other, and gives none up that does not begin.
+ONE_BY_ONE = doctored(
+    "import launch.mesh as mesh, launch.cli; mesh.cores = lambda: 1; mesh._BEGINNING = 1; "
+    "mesh._LONGEST_BEGINNING = 3600.0; launch.cli.main()"
+)
 
 
 def mesh_in(tmp_path: Path) -> Mesh:
@@ -72,3 +80,12 @@ async def test_a_peer_begins_when_another_has_begun_or_has_ended(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def test_a_peer_has_begun_when_its_data_are_loaded_though_it_waits_for_the_others(mesh: Callable[..., Peers]) -> None:
+    peers = mesh(3, rounds=1)
+    command = up_command(peers)
+    ended = subprocess.run(
+        **{**command, "args": [*ONE_BY_ONE, *command["args"][4:]]}, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

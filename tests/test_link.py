@@ -899,7 +899,9 @@ async def test_every_channel_has_a_connection_of_its_own(tmp_path: Path) -> None
 
 
 @in_loop
-async def test_of_many_peers_a_few_are_greeted_at_a_time(tmp_path: Path) -> None:
+async def test_of_many_peers_a_few_are_greeted_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.link, "_SLOW_GREETING", 3600.0)
+
     class Deliberate(Noting):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -914,7 +916,7 @@ async def test_of_many_peers_a_few_are_greeted_at_a_time(tmp_path: Path) -> None
             return await super().Hello(request, context)
 
     async with serving(tmp_path, Deliberate) as remote, linked(remote.port) as other:
-        greetings = greeting_slots()
+        greetings = greeting_slots(100)
         links = [Link(federation(remote.port), ME, PEER, WAITS, greetings=greetings) for _ in range(6)]
         tasks = [asyncio.create_task(link.hello()) for link in links]
         try:
@@ -964,7 +966,7 @@ async def test_the_service_is_told_who_begins_to_watch(tmp_path: Path) -> None:
 
 def test_with_many_peers_each_is_looked_after_less_often_and_still_before_it_is_given_up() -> None:
     few, many = (dict(client_options(members)) for members in (10, 10_000))
-    assert (few["grpc.keepalive_time_ms"], few["grpc.max_reconnect_backoff_ms"]) == (3_000, 1_000)
+    assert few["grpc.keepalive_time_ms"] == 3_000
     assert between_tries(10) == 0.8
     assert between_tries(100) > 20
     assert Status(10)._heartbeat == 10.0
@@ -972,3 +974,22 @@ def test_with_many_peers_each_is_looked_after_less_often_and_still_before_it_is_
     assert (many["grpc.keepalive_time_ms"] + many["grpc.http2.ping_timeout_ms"]) / 1000 < patience
     assert Status(10_000)._heartbeat < patience
     assert between_tries(10_000) <= patience
+
+
+@in_loop
+async def test_nobody_is_called_between_two_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.link, "_FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(peer.link, "between_tries", lambda _: 3600.0)
+    witness = Witness()
+    async with serving(tmp_path) as remote, Proxy(f"127.0.0.1:{remote.port}") as proxy:
+        await remote.stop()
+        link = witness.link(proxy.port)
+        task = asyncio.create_task(link.watch())
+        try:
+            await witness.connection(up=False)
+            seen = proxy.accepted
+            await asyncio.sleep(1.5)  # gRPC would try again after 0.2, and then after each second
+            assert proxy.accepted == seen
+        finally:
+            await stopped(task)
+            await link.close()

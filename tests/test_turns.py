@@ -157,3 +157,20 @@ def test_a_fast_one_gives_its_slot_back_once(count: int) -> None:
             each.done.set()
 
     run()
+
+
+@in_loop
+async def test_those_who_were_slow_may_be_limited_too() -> None:
+    slots = Slots(2, 0.02, slow=1)
+    for peer in (1, 2, 3):
+        async with slots.take(peer):
+            await asyncio.sleep(0.05)
+    holders = [Holder(slots.take(peer)) for peer in (1, 2, 3, 4)]
+    await settled()
+    assert [each.has_it for each in holders] == [True, False, False, True]  # the fourth was not slow
+    holders[0].done.set()
+    await settled()
+    assert [each.has_it for each in holders] == [False, True, False, True]
+    for each in holders:
+        each.done.set()
+    await asyncio.gather(*(each.task for each in holders))
