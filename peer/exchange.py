@@ -145,7 +145,8 @@ class Exchange:
 
     def _way(self, link: Link, followed_since: float) -> Way:
         if link.down_since is not None:
-            return Way(link.address, link.down_since, link.reason, calls_here=followed_since >= link.down_since)
+            calls_since = followed_since if followed_since >= link.down_since else None
+            return Way(link.address, link.down_since, link.reason, calls_since)
         state = self._latest_states.get(link.peer, peer_pb2.PeerState())
         now, (count, since) = time.monotonic(), self._moved.get(link.peer, (0, -math.inf))
         if link.bytes_received > count:

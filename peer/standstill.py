@@ -23,7 +23,7 @@ class Way:
         address: HOST:PORT, from the federation file.
         down_since: on the monotonic clock, when it is not connected; None when it is.
         reason: why it is not.
-        calls_here: whether it follows this peer, and has begun that since ``down_since``.
+        calls_since: when it has begun to follow this peer, if that was after ``down_since``.
         is_busy: whether it is connected, and says that it works, or a snapshot is coming from it.
         says: what it says that it waits for, if it is connected.
     """
@@ -31,7 +31,7 @@ class Way:
     address: str
     down_since: float | None
     reason: str = ""
-    calls_here: bool = False
+    calls_since: float | None = None
     is_busy: bool = False
     says: str = ""
 
@@ -59,13 +59,13 @@ class Standstill:
         """
         now = self._clock()
         for peer, way in ways.items():
-            if not way.calls_here or way.down_since is None or now - way.down_since < LONG:
+            if way.calls_since is None or now - way.calls_since < LONG:  # before that it may not have been there
                 continue
             if self._quiet.may_speak(("one way", peer)):
                 yield (
                     logging.WARNING,
                     f"peer {peer} calls here, and has not been reached at {way.address} for "
-                    f"{in_time(now - way.down_since)} ({way.reason}): see to its address in {self._file}, and to "
+                    f"{in_time(now - way.calls_since)} ({way.reason}): see to its address in {self._file}, and to "
                     f"the firewalls between",
                 )
         if explanation != self._explanation:

@@ -98,13 +98,13 @@ async def test_the_way_to_another_peer(tmp_path: Path) -> None:
     async with serving(tmp_path) as remote, exchanging(remote, tmp_path) as here:
         address = f"127.0.0.1:{remote.port}"
         way = here.exchange.ways({})[PEER]
-        assert (way.address, way.down_since is not None, way.calls_here) == (address, True, False)
-        assert here.exchange.ways({PEER: time.monotonic()})[PEER].calls_here
+        assert (way.address, way.down_since is not None, way.calls_since) == (address, True, None)
+        assert here.exchange.ways({PEER: time.monotonic()})[PEER].calls_since is not None
         remote.status.update(phase="wait", explanation="round 1 waits")
         here.exchange.watch()
         await until(lambda: here.exchange.ways({})[PEER].says == "round 1 waits")
         way = here.exchange.ways({PEER: time.monotonic()})[PEER]
-        assert (way.down_since, way.calls_here, way.is_busy) == (None, False, False)
+        assert (way.down_since, way.calls_since, way.is_busy) == (None, None, False)
         here.exchange.fetch(e.FetchManifest(PEER, 0))
         here.exchange.fetch(e.FetchSnapshot(PEER, 0))
         await until(lambda: e.SnapshotHeld(PEER, 0, 0) in here.events)

@@ -89,8 +89,8 @@ def test_what_concerns_nobody_else_is_no_warning() -> None:
 
 def test_a_peer_that_calls_here_and_is_not_reached() -> None:
     watched = Watched()
-    way = Way("b.example:7400", 0.0, "unavailable (Connection refused)", calls_here=True)
-    assert watched.at(LONG - 1, "x", way, waits=False) == []
+    way = Way("b.example:7400", -1000.0, "unavailable (Connection refused)", calls_since=0.0)
+    assert watched.at(LONG - 1, "x", way, waits=False) == []  # it has started just now, perhaps
     [(level, said)] = watched.at(LONG, "y", way, waits=False)
     assert level == logging.WARNING
     assert said == (
