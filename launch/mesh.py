@@ -177,15 +177,13 @@ class Mesh:
                 )
             self._processes[peer] = process
             self._is_started[peer].set()
-            ended, begun = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._has_begun[peer].wait())
+            either = [asyncio.ensure_future(each) for each in (process.wait(), self._has_begun[peer].wait())]
             try:
-                await asyncio.wait([ended, begun], timeout=_LONGEST_BEGINNING, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                ended.cancel()
-                raise
+                await asyncio.wait(either, timeout=_LONGEST_BEGINNING, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                begun.cancel()
-        return await ended
+                for each in either:
+                    each.cancel()
+        return await process.wait()
 
     async def _watch(self, peer: int) -> None:
         """Keep the peer's row up to date, from its first start on."""

@@ -90,16 +90,6 @@ def server_options(members: int) -> tuple[tuple[str, Any], ...]:
     return (*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", 64 + 8 * members))
 
 
-def between_tries(members: int) -> float:
-    """Seconds after which a peer that is not there is called again.
-
-    An attempt to connect may have taken four when the link heals, and traffic resumes within five. But where many peers
-    begin on one machine, the calls of those who are there must leave the others the time to start: it grows so that all
-    together do not call more often. Who has started calls, and is called back at once.
-    """
-    return min(30.0, max(0.8, members**2 / 350))
-
-
 def client_options(members: int) -> tuple[tuple[str, Any], ...]:
     """Options of a channel to a peer, in a federation of so many: with many links each is looked after less often."""
     return (

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -24,7 +22,8 @@ from crad_p2p.federation import Federation
 from crad_p2p.manifest import Manifest
 from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer._proto.crad.v1 import peer_pb2
-from peer.channels import RawStub, Waits, between_tries, dial
+from peer.attempts import LONGEST_AFTER_DAMAGE, attempts, between_tries
+from peer.channels import RawStub, Waits, dial
 from peer.hello import describe_disagreement, greeting
 from peer.intake import SMALLEST_CHUNK_BYTES, Intake, MessageError, check_seen, parse, parse_chunk
 from peer.signatures import check_greeting
@@ -36,12 +35,8 @@ from peer.words import in_short, in_time
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY = 0.1
 #: Seconds for which a connection must have lasted, so that its end is news, and it is dialled anew at once.
 _STEADY = 5.0
-#: Seconds between two tries of what does not depend on the number of peers (``peer.channels.between_tries``); who sends
-#: what must not be used is not asked again so soon.
-_LONGEST_DELAY, _LONGEST_DELAY_AFTER_DAMAGE = 0.8, 5.0
 #: States of a peer that are taken in a second, and their bytes; who sends more is read no faster. And what is done with
 #: one, which a peer can make costly, is followed by so many times as much rest.
 _STATES_A_SECOND, _STATE_BYTES_A_SECOND, _REST = 200, 4 << 20, 9
@@ -173,7 +168,7 @@ class Link:
         """
         is_up: bool | None = None
         has_left = False
-        async for attempt in _attempts(self._called):
+        async for attempt in attempts(self._called):
             try:
                 self._called.clear()
                 self._is_renewed = False
@@ -215,7 +210,7 @@ class Link:
                 logger,
                 f"peer {self.peer} at {self.address}: {reason}; trying again",
                 level=level,
-                longest=_LONGEST_DELAY_AFTER_DAMAGE if has_left else self._longest_delay,
+                longest=LONGEST_AFTER_DAMAGE if has_left else self._longest_delay,
             )
         raise AssertionError("attempts never end")
 
@@ -225,7 +220,7 @@ class Link:
         Raises:
             PeersDisagreeError: it runs another federation or software.
         """
-        async for attempt in _attempts():
+        async for attempt in attempts():
             try:
                 return await self._greet()
             except _CallError as error:
@@ -243,7 +238,7 @@ class Link:
         """
         owner = self.peer if owner is None else owner
         request = peer_pb2.GetManifestRequest(peer=owner, round=number)
-        async for attempt in _attempts():
+        async for attempt in attempts():
             try:
                 async with self._call() as stub:
                     call = stub.GetManifest(request, timeout=self._waits.connect)
@@ -260,7 +255,7 @@ class Link:
                 attempt.failed(
                     logger,
                     f"manifest of round {number} of peer {owner} refused: {error}; trying again",
-                    longest=_LONGEST_DELAY_AFTER_DAMAGE,
+                    longest=LONGEST_AFTER_DAMAGE,
                 )
         raise AssertionError("attempts never end")
 
@@ -275,7 +270,7 @@ class Link:
         partial = path.with_suffix(".partial")
         what = f"snapshot of round {manifest.round} of peer {manifest.peer}"
         was_damaged = False
-        async for attempt in _attempts():
+        async for attempt in attempts():
             try:
                 async with (
                     self._turns.take(manifest.round),
@@ -298,7 +293,7 @@ class Link:
                 attempt.failed(
                     logger,
                     f"{what} refused: {error}; fetching it again from the start",
-                    longest=_LONGEST_DELAY_AFTER_DAMAGE,
+                    longest=LONGEST_AFTER_DAMAGE,
                 )
             except _CallError as error:
                 if error.code == grpc.StatusCode.DATA_LOSS:  # its owner has looked, and will not send it
@@ -319,7 +314,7 @@ class Link:
         """
         request = peer_pb2.RefuseRequest(round=number, sha256=sha256, reason=reason[:1_000])
         tries = 0
-        async for attempt in _attempts():
+        async for attempt in attempts():
             try:
                 async with self._call() as stub:
                     await self._answer(peer_pb2.RefuseReply, stub.Refuse(request, timeout=self._waits.connect))
@@ -647,56 +642,6 @@ class _CallError(Exception):
 
 class _EndOfStream(Exception):
     """No message, since there are no more."""
-
-
-class _Attempt:
-    """One try of something that is repeated until it works."""
-
-    def __init__(self) -> None:
-        self._last_message = ""
-        self._said: deque[str] = deque(maxlen=8)
-        self._delay, self._longest = _FIRST_DELAY, _LONGEST_DELAY
-
-    def succeeded(self) -> None:
-        """Later failures are news again, and retried at once."""
-        self._delay, self._last_message = _FIRST_DELAY, ""
-        self._said.clear()
-
-    def failed(
-        self, log: logging.Logger, message: str, *, longest: float = _LONGEST_DELAY, level: int = logging.INFO
-    ) -> bool:
-        """Log a failure, unless that was said before; whether it is the same as the last one."""
-        is_repeated = message == self._last_message
-        self.say(log, message, level)
-        self._last_message, self._longest = message, longest
-        return is_repeated
-
-    def say(self, log: logging.Logger, message: str, level: int = logging.INFO) -> None:
-        """Log it, unless that was said before."""
-        if message not in self._said:
-            self._said.append(message)
-            log.log(level, message)
-
-    async def pause(self, until: asyncio.Event) -> None:
-        """Longer each time, and of random length, so that many peers do not call in step; the event ends it, but for
-        its first part.
-        """
-        delay = min(self._delay, self._longest)
-        first = min(delay, _LONGEST_DELAY) / 2
-        await asyncio.sleep(first)
-        with suppress(TimeoutError):
-            await within(random.uniform(delay / 2, delay) - first, until.wait())
-        self._delay = min(2 * self._delay, max(self._longest, _LONGEST_DELAY_AFTER_DAMAGE))
-        if until.is_set():
-            self._delay = _FIRST_DELAY
-
-
-async def _attempts(sooner: asyncio.Event | None = None) -> AsyncIterator[_Attempt]:
-    """Yields for ever, with pauses, which the event may shorten."""
-    attempt, never = _Attempt(), asyncio.Event()
-    while True:
-        yield attempt
-        await attempt.pause(sooner or never)
 
 
 def _clock_text(ahead: float, took: float) -> str:

@@ -20,7 +20,8 @@ _TIGHT = 2
 
 
 def memory_need(federation: Federation, own_id: int, layouts: Mapping[str, Layout], batch_bytes: int) -> int:
-    """Bytes that training takes at least: model, gradients, momentum, a batch, and the largest teacher, twice.
+    """Bytes that training takes at least: model, gradients, momentum, a batch, and the largest teacher, twice; and what
+    the method keeps of the own model besides.
 
     A teacher is there as file and as model. Images and libraries are not in it: they are there already when a learner
     has said that it is ready.
@@ -28,8 +29,10 @@ def memory_need(federation: Federation, own_id: int, layouts: Mapping[str, Layou
     sizes = {arch: sum(spec.nbytes for spec in layout.values()) for arch, layout in layouts.items()}
     own = sizes[federation.peer(own_id).arch]
     others = [sizes[entry.arch] for entry in federation.peers if entry.id != own_id]
-    teacher = max(others, default=0) if federation.method.traits.has_teachers else 0
-    return 3 * own + batch_bytes + 2 * teacher
+    traits = federation.method.traits
+    teachers = [*others, own] if traits.has_memory else others
+    teacher = max(teachers, default=0) if traits.has_teachers else 0
+    return (3 + traits.has_peak) * own + batch_bytes + 2 * teacher
 
 
 def check_memory(need: int, free: int | None, where: str) -> Finding:

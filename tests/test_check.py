@@ -567,6 +567,8 @@ def test_what_training_takes(tmp_path: Path) -> None:
     assert memory_need(sized(tmp_path), 0, LAYOUTS, 7) == 3 * 4_000_000 + 7 + 2 * 1_000_000
     assert memory_need(sized(tmp_path), 1, LAYOUTS, 7) == 3 * 1_000_000 + 7 + 2 * 4_000_000
     assert memory_need(sized(tmp_path, method={"name": "local"}), 1, LAYOUTS, 7) == 3 * 1_000_000 + 7
+    assert memory_need(sized(tmp_path, method={"name": "dfml"}), 0, LAYOUTS, 7) == 4 * 4_000_000 + 7 + 2 * 1_000_000
+    assert memory_need(sized(tmp_path, method={"name": "fedmkd"}), 0, LAYOUTS, 7) == 3 * 4_000_000 + 7 + 2 * 4_000_000
 
 
 @pytest.mark.parametrize(

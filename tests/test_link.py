@@ -37,6 +37,7 @@ from wire import (
     until,
 )
 
+import peer.attempts
 import peer.link
 import peer.server
 from crad_p2p import __version__
@@ -44,7 +45,8 @@ from crad_p2p.errors import IncompleteError, PeersDisagreeError, PortTakenError
 from crad_p2p.snapshot import SnapshotError, TensorSpec
 from launch.proxy import Proxy
 from peer._proto.crad.v1 import peer_pb2, peer_pb2_grpc
-from peer.channels import Waits, between_tries, client_options
+from peer.attempts import between_tries
+from peer.channels import Waits, client_options
 from peer.chunks import LEAST_BYTES
 from peer.hello import PROTOCOL
 from peer.intake import LARGEST_CHUNK_BYTES, MAX_REQUEST_BYTES, NONCE_BYTES, Intake, document_digest
@@ -934,7 +936,7 @@ async def test_of_many_peers_a_few_are_greeted_at_a_time(tmp_path: Path, monkeyp
 
 @in_loop
 async def test_who_calls_is_called_back_however_long_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer.link, "_FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(peer.attempts, "_FIRST", 3600.0)
     monkeypatch.setattr(peer.link, "between_tries", lambda _: 3600.0)
     witness = Witness()
     async with serving(tmp_path) as remote:
@@ -978,7 +980,7 @@ def test_with_many_peers_each_is_looked_after_less_often_and_still_before_it_is_
 
 @in_loop
 async def test_nobody_is_called_between_two_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer.link, "_FIRST_DELAY", 3600.0)
+    monkeypatch.setattr(peer.attempts, "_FIRST", 3600.0)
     monkeypatch.setattr(peer.link, "between_tries", lambda _: 3600.0)
     witness = Witness()
     async with serving(tmp_path) as remote, Proxy(f"127.0.0.1:{remote.port}") as proxy:

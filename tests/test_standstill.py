@@ -19,8 +19,8 @@ IMPATIENT = doctored(
 )
 #: Pauses for an hour after an attempt to connect.
 PATIENT = doctored(
-    "import peer.link, peer.cli; peer.link._FIRST_DELAY = 3600.0; peer.link.between_tries = lambda members: 3600.0; "
-    "peer.cli.main()"
+    "import peer.link, peer.attempts, peer.cli; peer.attempts._FIRST = 3600.0; "
+    "peer.link.between_tries = lambda members: 3600.0; peer.cli.main()"
 )
 
 
