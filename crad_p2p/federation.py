@@ -487,11 +487,11 @@ _UniqueKeyLoader.add_implicit_resolver(
 )
 
 
-def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
-    """Read peers.yaml. A relative ``npz:`` path is taken from ``data_dir``, by default the folder of the file.
+def read_fields(path: Path) -> dict[Any, Any]:
+    """The fields of a YAML file, not looked at yet.
 
     Raises:
-        ConfigurationError: the file cannot be read, is not YAML, or has a wrong field; the text names file and field.
+        ConfigurationError: the file cannot be read, is not YAML, or holds no fields.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -516,7 +516,16 @@ def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
         raise ConfigurationError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
         raise ConfigurationError(f"{path}: must hold fields such as 'federation' and 'peers'; found {_kind(tree)}")
-    federation = build_federation(tree, str(path))
+    return tree
+
+
+def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
+    """Read peers.yaml. A relative ``npz:`` path is taken from ``data_dir``, by default the folder of the file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is not YAML, or has a wrong field; the text names file and field.
+    """
+    federation = build_federation(read_fields(path), str(path))
     dataset = federation.data.dataset
     if dataset.startswith("npz:"):
         absolute = ((data_dir or path.parent) / dataset.removeprefix("npz:")).resolve()

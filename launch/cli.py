@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 import yaml
@@ -29,7 +30,7 @@ from crad_p2p.errors import (
     ReservationsError,
     UsageError,
 )
-from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation
+from crad_p2p.federation import Federation, build_federation, describe_difference, load_federation, read_fields
 from crad_p2p.lines import say
 from crad_p2p.methods.catalogue import METHODS
 from crad_p2p.results import RoundRecord, Summary
@@ -43,6 +44,10 @@ from launch.view import Progress, result_table
 from peer import options
 from peer.lock import Lock
 from peer.store import Store
+
+if TYPE_CHECKING:
+    from launch.compare.plan import Planned
+    from launch.compare.session import Session
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -212,6 +217,82 @@ def simulate(
         )
 
 
+@app.command("compare")
+def compare_methods(
+    methods: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")] = "crad,uniform,local",
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …; may be given several times (digits)."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "1,2,3",
+    count: Annotated[str | None, typer.Option(help="Numbers of peers, comma-separated (10).")] = None,
+    participation: Participation = None,
+    rounds: Rounds = None,
+    alpha: Alpha = None,
+    pool: Pool = None,
+    samples: Samples = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file with further fields of a federation file, for all runs: docs/compare.md."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time (as many as cores and free memory allow).")
+    ] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("crad-comparison"),
+) -> None:
+    """Simulate every method on every data set with every seed and number of peers, and make tables and figures of it.
+
+    All methods have the same shards, schedule and seeds. Runs that are there already
+    are not made again: the same command continues, and one with more methods or
+    seeds adds to them.
+
+    Example: crad-mesh compare --methods crad,uniform,local --dataset npz:a.npz --seeds 1,2,3 --rounds 30 --samples 4000
+    """
+    from launch.compare.plan import make_plan, numbers
+    from launch.compare.session import Session, find_finished
+    from launch.compare.view import accuracy_table, announce
+
+    console = Console(emoji=False)
+    plan = make_plan(
+        methods=methods.split(","),
+        datasets=dataset or ["digits"],
+        seeds=numbers(seeds, "--seeds"),
+        counts=[None] if count is None else numbers(count, "--count"),
+        common=Quick(alpha=alpha, rounds=rounds, pool=pool, samples=samples, participation=participation),
+        settings=None if settings is None else read_fields(settings),
+        source=str(settings),
+    )
+    out = out.resolve()
+    _make_directory(out)
+    lock = Lock(out / "lock")
+    lock.take(f"a comparison is already running in {out}", "wait for it, stop it, or choose another --out")
+    found = find_finished(plan, out)
+    announce(console, plan, len(found), str(out))
+    session = Session(plan, found, out, shlex.join(["crad-mesh", *sys.argv[1:]]))
+    with interruptible(f"the same command makes the runs that are missing (--out {out})"):
+        missing = [planned for planned in plan if planned.name not in found]
+        if missing:
+            _make_runs(
+                session,
+                missing,
+                out,
+                console,
+                Computing(1, device, precision, data_directory(None, data_dir)),
+                download,
+                jobs,
+            )
+        if session.outcomes():
+            session.write_tables()
+            console.print(accuracy_table(session.outcomes(), len({planned.seed for planned in plan})))
+            for line in (f"Tables: {out / 'results.md'}", session.draw()):
+                console.print(line, soft_wrap=True, highlight=False, markup=False)
+    session.complain()
+
+
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("peers.yaml"),
@@ -371,6 +452,32 @@ def audit_lineage(
 def main() -> None:
     """Console entry point."""
     run_command(app, "crad-mesh")
+
+
+# --- steps of compare -------------------------------------------------------------------------------------------------
+
+
+def _make_runs(
+    session: Session,
+    missing: Sequence[Planned],
+    out: Path,
+    console: Console,
+    computing: Computing,
+    download: bool,
+    at_once: int | None,
+) -> None:
+    """Make runs on this machine."""
+    from launch.compare.here import machine, needs
+    from launch.compare.session import prepare
+    from launch.engines import Job
+    from launch.engines.local import LocalEngine
+
+    need = needs(missing, computing.data_dir, download)
+    resources = machine(computing.device, computing.precision)
+    jobs = [
+        Job(each.name, prepare(each, out), computing.data_dir, computing.precision, need[each.name]) for each in missing
+    ]
+    session.make(jobs, LocalEngine(resources, at_once), console)
 
 
 # --- steps of up ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Where the runs of a comparison are made. An engine is a file of its own here; so far there is ``local``."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+#: In the folder of a run: all that its process has said.
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory that a run takes at most, as far as it can be told beforehand, in bytes.
+
+    Attributes:
+        host: of the machine.
+        device: of a GPU, if it computes on one.
+    """
+
+    host: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, which says everything in its folder: what it is, how far it has come, and its result.
+
+    Attributes:
+        folder: as :mod:`launch.compare.run` expects it; an engine that uses other machines needs it to be shared. What
+            the process says goes to the file ``LOG`` in it.
+        data_dir: where the files of named data sets are.
+        precision: in what teachers compute, as ``--precision`` takes it.
+    """
+
+    name: str
+    folder: Path
+    data_dir: Path
+    precision: str
+    need: Need
+
+    def arguments(self, device: str) -> list[str]:
+        """Of the module :mod:`launch.compare.run`, to make the run on this device."""
+        named = {"--folder": self.folder, "--data-dir": self.data_dir, "--precision": self.precision}
+        return [str(word) for pair in {**named, "--device": device}.items() for word in pair]
+
+
+@dataclass(frozen=True)
+class Began:
+    """A run has been begun."""
+
+    job: Job
+    device: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run is over: with this exit code, or by the signal of this negative number."""
+
+    job: Job
+    code: int
+
+
+class Engine(Protocol):
+    """Makes runs, in their order, as many at once as it has room for."""
+
+    def run(self, jobs: Sequence[Job]) -> Generator[Sequence[Began | Ended], None, None]:
+        """Make all of them; one that fails does not keep the others.
+
+        Yields:
+            What has happened since it last did, at least about once a second even if that is nothing, so that its
+            caller can show how far the runs have come. When it is closed before the end, it first ends every run that
+            it has begun.
+        """
+        ...
