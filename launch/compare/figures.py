@@ -73,7 +73,7 @@ def _clients(runs: Sequence[Outcome], title: str, path: Path) -> None:
     beside.set_ylabel("training images (bars)")
     panel.set_zorder(1)
     panel.patch.set_visible(False)
-    _save(figure, panel, path, _seeds(runs))
+    _save(figure, panel, path, _seeds(runs, bands=False))
 
 
 def _lines(panel: Any, lines: Sequence[series.Line]) -> None:
@@ -117,12 +117,12 @@ def _save(figure: Any, panel: Any, path: Path, words: str) -> None:
     pyplot.close(figure)
 
 
-def _seeds(runs: Sequence[Outcome]) -> str:
+def _seeds(runs: Sequence[Outcome], *, bands: bool = True) -> str:
     seeds = sorted({run.planned.seed for run in runs})
     named = ", ".join(map(str, seeds))
     if len(seeds) == 1:
         return f"one seed ({named})"
-    return f"mean over {len(seeds)} seeds ({named}); bands: one standard deviation"
+    return f"mean over {len(seeds)} seeds ({named})" + ("; bands: one standard deviation" if bands else "")
 
 
 def _or_nan(value: float | None) -> float:

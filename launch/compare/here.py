@@ -14,7 +14,7 @@ from launch.quick import cores
 from peer.memory_space import free_memory
 
 #: Of a process that has imported torch and the rest, as measured on Linux, and of a CUDA context.
-_PROCESS, _CONTEXT = 450_000_000, 600_000_000
+_PROCESS, _CONTEXT = 620_000_000, 600_000_000
 
 
 def need_of(federation: Federation, whole: Dataset) -> Need:

@@ -12,7 +12,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,19 @@ class _Watch:
         return (last[0] - first[0]) / (len(times) - 1), (last[1] - first[1]) / (len(times) - 1)
 
 
+@contextmanager
+def _scratch(folder: Path) -> Iterator[None]:
+    """Let temporary files go there, so that those of a process that was killed are found and removed by the next."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> None:
     """Make the run of a folder.
 
@@ -118,24 +132,21 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> Non
     from launch.collect import write_results
 
     torch.set_num_threads(1)
-    scratch = folder / _SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    tempfile.tempdir = str(scratch)
     federation = load_federation(folder / "peers.yaml")
     images: Dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir)
     labels = images.train.labels
     on = resolve_device(device)
     watch = _Watch(folder / HISTORY)
-    summary, history = simulate(
-        federation,
-        images,
-        device=on,
-        precision=resolve_precision(precision, on),
-        threads=1,
-        workers=1,
-        on_round=watch.round_done,
-    )
+    with _scratch(folder / _SCRATCH):
+        summary, history = simulate(
+            federation,
+            images,
+            device=on,
+            precision=resolve_precision(precision, on),
+            threads=1,
+            workers=1,
+            on_round=watch.round_done,
+        )
     cpu, wall = watch.per_round()
     Cost(
         cpu_seconds=cpu,
@@ -144,7 +155,6 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> Non
         device=str(on),
         partition=partition_digest(labels, make_splits(labels, federation.data, federation.ids, federation.seed)),
     ).write(folder / COST)
-    shutil.rmtree(scratch, ignore_errors=True)
     write_results(folder, summary, history)
 
 
