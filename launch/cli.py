@@ -246,9 +246,9 @@ def compare_methods(
 ) -> None:
     """Simulate every method on every data set with every seed and number of peers, and make tables and figures of it.
 
-    All methods have the same shards, schedule and seeds. Runs that are there already
-    are not made again: the same command continues, and one with more methods or
-    seeds adds to them.
+    All methods have the same shards, schedule and seeds. Finished runs are not
+    made again: the same command continues, and one with more methods or seeds
+    adds to them.
 
     Example: crad-mesh compare --methods crad,uniform,local --dataset npz:a.npz --seeds 1,2,3 --rounds 30 --samples 4000
     """

@@ -14,7 +14,7 @@ from launch.engines import LOG, Began, Ended, Job, Need
 
 #: Part of the free memory that runs may take: an estimate is none.
 _USABLE = 0.9
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
