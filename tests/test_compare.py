@@ -188,6 +188,7 @@ signal.pause()
         finally:
             parent.kill()
     wait_for_end(pids)
+    assert [log.read_text() for log in tmp_path.glob(f"*/{LOG}")] == ["", ""]  # they did not end by themselves
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -285,6 +286,8 @@ def test_a_finished_run_is_not_made_again_and_an_interrupted_one_is_from_its_sta
     assert first.made == [crad]
     interrupted = prepare(plan[1], tmp_path)
     (interrupted / "history.jsonl").write_text((folder_of(tmp_path, plan[0]) / "history.jsonl").read_text())
+    assert rounds_done(interrupted) == 2
+    assert rounds_done(prepare(plan[1], tmp_path)) == 0
     before = (folder_of(tmp_path, plan[0]) / "summary.json").stat().st_mtime_ns
     second = Here()
     session = make(plan, tmp_path, second)
@@ -490,10 +493,9 @@ def test_time_left_follows_from_the_rounds_that_are_done() -> None:
     running = [Known(crad1, 5, 50.0), Known(local1, 5, 10.0)]
     # crad has 50 s to go, local 10; then crad2 (100 s) begins after 10, and local2 (20 s) after 50
     assert seconds_left([crad2, local2], running, [], 2) == pytest.approx(110.0)
-    # one that has no round yet is as fast as its like; one after the other
-    assert (
-        seconds_left([local2], [Known(crad2, 0, 30.0)], [Known(crad1, 10, 100.0), Known(local1, 10, 20.0)], 1) == 90.0
-    )
+    # one that has no round yet is as fast as others of its method, and 30 s of it are over
+    finished = [Known(crad1, 10, 100.0), Known(local1, 10, 20.0)]
+    assert seconds_left([local2], [Known(crad2, 0, 30.0)], finished, 2) == pytest.approx(70.0)
 
 
 def test_the_rounds_of_a_running_run_are_read_from_its_history(tmp_path: Path) -> None:
