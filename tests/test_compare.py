@@ -32,6 +32,7 @@ from launch.compare.run import Cost, bytes_sent, perform
 from launch.compare.session import Session, find_finished, folder_of, prepare, rounds_done
 from launch.compare.tables import Outcome, Spread
 from launch.compare.timing import Known, seconds_left
+from launch.compare.view import View
 from launch.engines import LOG, Began, Ended, Job, Need
 from launch.engines.local import Device, LocalEngine, Machine, place
 from launch.quick import Quick
@@ -321,7 +322,7 @@ def test_a_run_that_fails_is_named_at_the_end_and_does_not_keep_the_others(tmp_p
     assert engine.made == [plan[2].name]
     with pytest.raises(IncompleteError) as caught:
         session.complain()
-    assert f"2 of 3 runs failed: {plan[0].name} (training diverged), {plan[1].name} (ended by signal 9" in str(
+    assert f"2 of 3 runs failed: {plan[0].name} (training diverged); {plan[1].name} (ended by signal 9" in str(
         caught.value
     )
     assert caught.value.exit_code == ExitCode.INCOMPLETE
@@ -502,3 +503,23 @@ def test_the_rounds_of_a_running_run_are_read_from_its_history(tmp_path: Path) -
     assert rounds_done(tmp_path) == 0
     (tmp_path / "history.jsonl").write_text('{"round": 3}\n{"round": 4}\n{"roun')
     assert rounds_done(tmp_path) == 4
+
+
+def test_many_failures_for_one_reason_give_one_sentence(tmp_path: Path) -> None:
+    plan = plan_of(methods=["local"], seeds=list(range(1, 8)))
+    session = make(plan, tmp_path, Here({planned.name: (3, "no such partition") for planned in plan}))
+    with pytest.raises(IncompleteError) as caught:
+        session.complain()
+    assert str(caught.value).count("no such partition") == 1
+    assert "digits-n3-local-s5 and 2 more (no such partition)" in str(caught.value)
+
+
+def test_a_terminal_shows_the_runs_that_go_on(tmp_path: Path) -> None:
+    with (tmp_path / "said").open("w") as file:
+        console = Console(file=file, force_terminal=True, width=100)
+        with View(console, 3, 1) as view:
+            view.update([Known(plan_of()[0], 1, 12.0)], 61.0)
+    said = (tmp_path / "said").read_text()
+    assert "1 of 3 runs are over; about 61 s left" in said
+    assert "digits-n3-crad-s1" in said
+    assert "1 of 2" in said

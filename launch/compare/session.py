@@ -27,7 +27,7 @@ from launch.compare.view import View
 from launch.engines import LOG, Began, Engine, Job
 from launch.quick import write_federation
 
-#: Failed runs that the last sentence names; all have a line of their own above it.
+#: Failed runs that the last sentence names for a reason, and reasons; each run has a line of its own above it.
 _MOST_NAMED = 5
 _PEERS = "peers.yaml"
 
@@ -176,13 +176,19 @@ class Session:
         """
         if not self._failed:
             return
-        named = [f"{name} ({words})" for name, words in list(self._failed.items())[:_MOST_NAMED]]
-        more = len(self._failed) - len(named)
+        alike: dict[str, list[str]] = {}
+        for name, words in self._failed.items():
+            alike.setdefault(words, []).append(name)
+        reasons = [f"{_few(names, ', ')} ({words})" for words, names in alike.items()]
         raise IncompleteError(
-            f"{len(self._failed)} of {len(self._plan)} runs failed: {', '.join(named)}"
-            + (f" and {more} more" if more else "")
-            + f"; see {LOG} in their folders in {self._out / 'runs'}; the same command makes them again"
+            f"{len(self._failed)} of {len(self._plan)} runs failed: {_few(reasons, '; ')}; see {LOG} in their folders "
+            f"in {self._out / 'runs'}; the same command makes them again"
         )
+
+
+def _few(words: Sequence[str], separator: str) -> str:
+    more = len(words) - _MOST_NAMED
+    return separator.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def rounds_done(folder: Path) -> int:

@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from launch.compare.plan import Planned, name_setting
 from launch.compare.tables import Outcome, Spread
@@ -66,12 +67,8 @@ class View:
     def _time_left(self) -> str:
         return "time left not known yet" if self._left is None else f"about {in_time(self._left)} left"
 
-    def _table(self) -> Table:
-        table = Table(
-            title=f"{self._over} of {self._runs} runs are over; {self._time_left()}",
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-        )
+    def _table(self) -> Group:
+        table = Table(box=box.SIMPLE_HEAD)
         table.add_column("run", no_wrap=True)
         table.add_column("round", justify="right", no_wrap=True)
         table.add_column("since", justify="right", no_wrap=True)
@@ -79,7 +76,7 @@ class View:
             table.add_row(
                 known.planned.name, f"{known.rounds} of {known.planned.federation.rounds}", in_time(known.seconds)
             )
-        return table
+        return Group(Text(f"{self._over} of {self._runs} runs are over; {self._time_left()}"), table)
 
 
 def announce(console: Console, plan: Sequence[Planned], over: int, where: str) -> None:
