@@ -20,14 +20,14 @@ from crad_p2p import privacy, weights
 from crad_p2p.architectures import build_model, initialise
 from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
-from crad_p2p.data.partition import Split
-from crad_p2p.distillation import EpochLog, Objective, train_epoch
+from crad_p2p.data.partition import Split, transfer_set
+from crad_p2p.distillation import EpochLog, Objective, Step, train_epoch
 from crad_p2p.errors import DivergedError
-from crad_p2p.federation import Federation
+from crad_p2p.federation import PREDICTIONS, Federation
 from crad_p2p.frozen import Forward, frozen
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.methods.build import build_method
-from crad_p2p.methods.interface import Lesson, Student
+from crad_p2p.methods.interface import Digest, Lesson, Student
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.sgd import Sgd
 from crad_p2p.snapshot import SnapshotError
@@ -49,7 +49,10 @@ MAX_REDONE = 3
 _SLOW_DOWN = 10.0
 
 #: Before the names of a checkpoint's tensors.
-_MOMENTUM, _METHOD = "momentum.", "method."
+_MOMENTUM, _METHOD, _MODEL = "momentum.", "method.", "model."
+#: By how much what a model says of the transfer set may differ from what was published of it, relative to the largest
+#: logit: another device rounds otherwise, and nothing else may be different.
+_SAME = 0.02
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,12 @@ class Client:
         self._validation = self._plain(_subset(dataset.train, split.validation))
         self._test = self._plain(_subset(dataset.train, split.test))
         self._global_test = self._plain(dataset.test)
+        # For methods whose peers speak of it.
+        self._transfer: NDArray[np.uint8] | None = None
+        if federation.method.traits.publishes_predictions:
+            self._transfer = dataset.train.images[transfer_set(dataset.train.labels, federation.data, federation.seed)]
+        self._said = torch.empty(0)  # what was published last of it
+        self._heard: dict[int, Tensor] = {}  # what the others say in the open round
         self._folder = folder
         self._count_key = count_key
         self._noised_counts: tuple[int, ...] | None = None  # of the whole run, once they are known
@@ -144,6 +153,7 @@ class Client:
         initialise(model, torch_seed(self.federation.seed, "initial model", peer=self.id))
         self.model.load_state_dict(model.state_dict())
         self._method.restore({})
+        self._speak()
         self.round = 0
 
     def restore(
@@ -156,12 +166,12 @@ class Client:
                 whatever the secret is now: one that was lost with a disk must not lead to a second draw.
 
         Raises:
-            SnapshotError: the files do not fit this client's architecture.
+            SnapshotError: the files do not fit this client's architecture, or one another.
         """
-        tensors, kept = weights.decode(snapshot), weights.decode(checkpoint)
-        weights.check_values(tensors)
+        kept = weights.decode(checkpoint)
+        tensors = self._model_in(snapshot, kept)
         state = _with_prefix(kept, _METHOD)
-        momentum = {name: buffer for name, buffer in kept.items() if not name.startswith(_METHOD)}
+        momentum = {name: buffer for name, buffer in kept.items() if not name.startswith((_METHOD, _MODEL))}
         shapes = {_MOMENTUM + name: parameter.shape for name, parameter in self.model.named_parameters()}
         if momentum and {name: buffer.shape for name, buffer in momentum.items()} != shapes:
             raise SnapshotError(f"checkpoint of round {round_number} is not of {self.arch}")
@@ -169,6 +179,9 @@ class Client:
             self.model.load_state_dict(tensors)
         except RuntimeError as error:
             raise SnapshotError(f"snapshot of round {round_number} is not of {self.arch}: {error}") from None
+        if self._transfer is not None:
+            self._said = self._predictions_in(snapshot)
+            _require_same(self._predict(self.model.eval()), self._said)
         try:
             self._method.restore(state)
         except ValueError as error:
@@ -204,17 +217,22 @@ class Client:
             device=self.device,
         )
         self._posteriors = PosteriorStore(self._folder / "posteriors", self._epoch, self.classes)
-        self._teachers = {}
+        self._teachers, self._heard = {}, {}
         if self.federation.method.traits.has_memory and self.federation.teachers_of(self.id, number):
             self._run(self.id, self._bound(self.arch, self.model.state_dict(), self._precision))
 
     def teach(self, manifest: Manifest, snapshot: bytes) -> None:
-        """Run one peer's snapshot over the open round's epoch; only its posteriors are kept.
+        """Run one peer's snapshot over the open round's epoch; only its posteriors are kept. What it says of the
+        transfer set, if that is what is published, is kept as it is.
 
         Raises:
             SnapshotError: the snapshot must not be used; the round goes on without it.
         """
         self._opened()
+        if self._transfer is not None:
+            self._heard[manifest.peer] = self._predictions_in(snapshot)
+            self._teachers[manifest.peer] = manifest
+            return
         teacher = self._frozen(manifest.arch, snapshot, self._precision)
         weights.probe(teacher, self._image_shape, self.device)
         self._run(manifest.peer, teacher)
@@ -235,9 +253,16 @@ class Client:
             SnapshotError: the last good round's files cannot be used.
         """
         epoch, posteriors = self._opened()
-        objective = self._method.objective(self._lesson(sorted(teachers), posteriors))
+        lesson = self._lesson(sorted(teachers), posteriors)
+        objective, digest = self._method.objective(lesson), self._method.digest(lesson)
         for attempt in range(MAX_REDONE + 1):
-            log = self._train_once(epoch, objective, self._learning_rate(attempt))
+            # Set for every attempt, so that a lower one does not outlive its round. The momentum is of gradients, not
+            # of steps, so it is slowed down with them.
+            self._optimizer.learning_rate = self._learning_rate(attempt)
+            if digest is not None:
+                self._digest(digest)
+            log = self._pass_over(epoch, objective)
+            self._speak()
             log.redone = attempt
             reason = self._divergence(log)
             if reason is None:
@@ -274,35 +299,44 @@ class Client:
         return privacy.publishable(measured, self._noised_counts)
 
     def snapshot(self) -> bytes:
-        """The model's tensors as published."""
+        """What is published: the model's tensors, or what it says of the transfer set."""
+        if self._transfer is not None:
+            return weights.encode({PREDICTIONS: self._said})
         return weights.encode(self.model.state_dict())
 
     def checkpoint(self) -> bytes:
-        """What :meth:`restore` needs besides the snapshot: the optimiser's momentum, and what the method keeps. Random
-        draws need no state.
+        """What :meth:`restore` needs besides the snapshot: the optimiser's momentum, what the method keeps, and the
+        model if it is not published. Random draws need no state.
         """
         momentum = {_MOMENTUM + name: buffer for name, buffer in self._optimizer.buffers.items()}
         return weights.encode(momentum | self._state())
 
     def kept_beside(self) -> bytes | None:
-        """What :meth:`evaluate` needs besides the snapshot of now: the method's part of the checkpoint; None if it has
-        none.
+        """What :meth:`evaluate` needs besides the snapshot of now: the checkpoint but for the momentum; None if it
+        needs nothing.
         """
-        return weights.encode(self._state()) if self.federation.method.traits.has_peak else None
+        return weights.encode(self._state()) if self.federation.method.traits.needs_checkpoint else None
 
     def evaluate(self, snapshot: bytes, beside: bytes | None = None) -> Evaluation:
         """Accuracy of one of this client's snapshots on the global test set and on its own test samples.
 
         Args:
-            beside: the checkpoint of the same round, or what :meth:`kept_beside` gave; for methods that have a peak.
+            beside: the checkpoint of the same round, or what :meth:`kept_beside` gave; for methods that need it.
+
+        Raises:
+            SnapshotError: the files do not fit this client's architecture, or one another.
         """
         self._progress("evaluate", 0, 1)
-        everywhere, here = self._measured(self._frozen(self.arch, snapshot, torch.float32))
+        kept = weights.decode(beside) if beside else {}
+        model = self._bound(self.arch, self._model_in(snapshot, kept), torch.float32)
+        if self._transfer is not None:
+            _require_same(self._predict(model), self._predictions_in(snapshot))
+        everywhere, here = self._measured(model)
         per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
         found = Evaluation(everywhere.accuracy, tuple(per_class), here.accuracy)
         if not self.federation.method.traits.has_peak:
             return found
-        if peak := _with_prefix(weights.decode(beside), _METHOD) if beside else {}:
+        if peak := _with_prefix(kept, _METHOD):
             everywhere, here = self._measured(self._bound(self.arch, peak, torch.float32))
         return replace(found, peak_global_accuracy=everywhere.accuracy, peak_local_accuracy=here.accuracy)
 
@@ -327,19 +361,79 @@ class Client:
             tuple(self._teachers[peer] for peer in teachers),
             lambda batch: posteriors.batch(teachers, batch),
             lambda batch: posteriors.batch([self.id], batch)[0],
+            self._predictions_of(teachers) if self._transfer is not None and teachers else None,
         )
 
     def _state(self) -> dict[str, Tensor]:
-        return {_METHOD + name: value for name, value in self._method.state().items()}
+        state = {_METHOD + name: value for name, value in self._method.state().items()}
+        if self._transfer is not None:
+            state |= {_MODEL + name: value for name, value in self.model.state_dict().items()}
+        return state
+
+    def _model_in(self, snapshot: bytes, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model of a round of this client, from its snapshot or, where that has none, from its checkpoint."""
+        tensors = weights.decode(snapshot) if self._transfer is None else _with_prefix(kept, _MODEL)
+        if not tensors and self._transfer is not None:
+            raise SnapshotError(
+                f"its checkpoint holds no model, which method {self.federation.method.name} keeps there and does not "
+                f"publish, so that nobody else has it"
+            )
+        weights.check_values(tensors)
+        return tensors
+
+    # --- the transfer set ---
+
+    @torch.no_grad()
+    def _predict(self, model: Forward) -> Tensor:
+        """Logits of a model in eval mode on the transfer set: float32 [S, C] on the CPU."""
+        assert self._transfer is not None
+        samples = self._plain(ImageSet(self._transfer, np.zeros(len(self._transfer), dtype=np.int64)))
+        return torch.cat([model(samples.pixels(batch)).float().cpu() for batch in samples.batches])
+
+    def _speak(self) -> None:
+        """Note what the model as it is now says of the transfer set, if that is what is published."""
+        if self._transfer is not None:
+            self._said = self._predict(self.model.eval())
+
+    def _predictions_in(self, snapshot: bytes) -> Tensor:
+        """Of a snapshot, anybody's: float32 [S, C]."""
+        assert self._transfer is not None
+        tensors = weights.decode(snapshot)
+        shape = (len(self._transfer), self.classes)
+        said = tensors.get(PREDICTIONS)
+        if said is None or len(tensors) > 1 or said.dtype != torch.float32 or said.shape != shape:
+            raise SnapshotError(f"it does not hold '{PREDICTIONS}' alone, float32 {list(shape)}")
+        weights.check_values(tensors)
+        return said
+
+    def _predictions_of(self, teachers: list[int]) -> Tensor:
+        """Theirs and the own ones of the last round, in id order: float32 [N, S, C]."""
+        return torch.stack(
+            [self._said if peer == self.id else self._heard[peer] for peer in sorted([self.id, *teachers])]
+        )
+
+    def _digest(self, digest: Digest) -> None:
+        """One epoch over the images of the transfer set that the method has chosen, as they are."""
+        assert self._transfer is not None
+        places = digest.places.numpy()
+        epoch = draw_epoch(
+            self._transfer[places],
+            np.arange(len(places)),  # in the labels' place, so that a batch finds its targets
+            batch_size=self.federation.training.batch_size,
+            augmentation="none",
+            mean=self._mean,
+            std=self._std,
+            generator=generator(self.federation.seed, "transfer epoch", peer=self.id, round_number=self._open),
+            device=self.device,
+        )
+        targets = digest.targets.to(self.device)
+        self._pass_over(epoch, lambda _, logits, rows: Step(digest.loss(logits, targets[rows]), None))
 
     def _measured(self, model: Forward) -> tuple[ClassStatistics, ClassStatistics]:
         """On the global test set, and on the own test samples."""
         return measure(model, self._global_test, self.classes), measure(model, self._test, self.classes)
 
-    def _train_once(self, epoch: LocalEpoch, objective: Objective, learning_rate: float) -> EpochLog:
-        # Set for every attempt, so that a lower one does not outlive its round. The momentum is of gradients, not of
-        # steps, so it is slowed down with them.
-        self._optimizer.learning_rate = learning_rate
+    def _pass_over(self, epoch: LocalEpoch, objective: Objective) -> EpochLog:
         return train_epoch(
             self.model,
             self._optimizer,
@@ -358,6 +452,8 @@ class Client:
             return f"the loss is {log.loss}"
         try:
             weights.check_values(self.model.state_dict())
+            if self._transfer is not None:  # nobody would take them
+                weights.check_values({PREDICTIONS: self._said})
         except SnapshotError as error:
             return str(error)
         return None
@@ -398,6 +494,16 @@ class Client:
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _require_same(found: Tensor, published: Tensor) -> None:
+    """See that a model is the one whose predictions were published.
+
+    Raises:
+        SnapshotError: it is another one.
+    """
+    if not bool(((found - published).abs() <= _SAME * (1 + published.abs().amax())).all()):
+        raise SnapshotError("the model in its checkpoint does not say what was published as its predictions")
 
 
 def _subset(samples: ImageSet, indices: NDArray[np.int64]) -> ImageSet:

@@ -44,6 +44,9 @@ MEDMNIST_SETS = (
 )
 DATASETS = ("digits", *TORCHVISION_SETS, *MEDMNIST_SETS)
 
+#: The key of what a peer publishes where it is no model (:meth:`Federation.published_by`).
+PREDICTIONS = "predictions"
+
 #: What a federation may be called: a DNS label, since certificates have it in a host name.
 FEDERATION_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
@@ -130,6 +133,7 @@ class DataSettings(_Model):
     partition: PartitionSettings = PartitionSettings()
     holdout: float = Field(0.2, gt=0, lt=1, description="share of each shard held out, half to validate, half to test")
     samples: int | None = Field(None, ge=1, description="use at most so many training images in all, drawn by the seed")
+    transfer_samples: int | None = Field(None, ge=1, description="cut so many images out before the shards, for all")
     augmentation: Literal["auto", "none", "crop", "crop_hflip", "hvflip"] = "auto"
 
 
@@ -155,6 +159,13 @@ class DfmlSettings(_Model):
         return self
 
 
+class MsfkdSettings(_Model):
+    """Of method ``msfkd`` alone."""
+
+    keep_quantile: float = Field(0.5, ge=0, le=1, description="confidence below this quantile of all is not used")
+    require_plurality: bool = Field(True, description="only those who say what most say; without a most, nobody")
+
+
 class MethodSettings(_Model):
     """How teachers are combined, and how much they count (the paper's Section 3).
 
@@ -169,6 +180,7 @@ class MethodSettings(_Model):
     warmup_rounds: int = Field(0, ge=0, description="first rounds that learn from own labels only")
     fedmkd: FedMkdSettings | None = None
     dfml: DfmlSettings | None = None
+    msfkd: MsfkdSettings | None = None
 
     @model_validator(mode="after")
     def _sections_are_of_this_method(self) -> Self:
@@ -196,7 +208,7 @@ class MethodSettings(_Model):
 
 
 #: Methods with settings of their own.
-_SECTIONS: dict[str, type[_Model]] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings}
+_SECTIONS: dict[str, type[_Model]] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings, "msfkd": MsfkdSettings}
 
 
 class TrainingSettings(_Model):
@@ -328,6 +340,23 @@ class Federation(_Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _predictions_have_a_transfer_set(self) -> Federation:
+        name = self.method.name
+        if not self.method.traits.publishes_predictions:
+            return self
+        if self.data.transfer_samples is None:
+            raise ValueError(
+                f"data.transfer_samples: it is missing, and method {name} compares predictions on a transfer set: set "
+                f"it to a number of images, such as 500, that are cut out of the training set before the shards"
+            )
+        if self.participation is not None:
+            raise ValueError(
+                f"participation: {self.participation} with method {name}, which moves no models and takes the "
+                f"predictions of all peers in every round: leave it out, or choose another method"
+            )
+        return self
+
     @property
     def ids(self) -> tuple[int, ...]:
         """All peer ids, ascending: the order in which teachers are summed."""
@@ -352,19 +381,20 @@ class Federation(_Model):
 
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
         """The peers whose newest snapshots teach ``peer_id`` in this round, ascending; none if it has no part in it."""
-        active = self.active(round_number)
-        if not self.method.traits.has_teachers or round_number <= self.method.warmup_rounds or peer_id not in active:
+        active, traits = self.active(round_number), self.method.traits
+        untaught = max(self.method.warmup_rounds, traits.untaught_rounds)
+        if not traits.has_teachers or round_number <= untaught or peer_id not in active:
             return ()
         return tuple(other for other in active if other != peer_id)
 
     def published_by(self, peer_id: int, round_number: int) -> str:
         """What a peer publishes in a round, as the key of its tensor layout in the learner's ``ready``.
 
-        All methods so far publish the peer's model in every round: the key is its architecture. See
+        The key of a model is its architecture; it is published in every round, and so are predictions. See
         :mod:`crad_p2p.methods`.
         """
         del round_number
-        return self.peer(peer_id).arch
+        return PREDICTIONS if self.method.traits.publishes_predictions else self.peer(peer_id).arch
 
     @property
     def schedule(self) -> Schedule | None:
@@ -404,6 +434,8 @@ class Federation(_Model):
         tree = self.model_dump(mode="json")
         if self.participation is None:
             del tree["participation"]
+        if self.data.transfer_samples is None:
+            del tree["data"]["transfer_samples"]
         tree["method"] = self.method.as_tree()
         return tree
 

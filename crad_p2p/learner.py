@@ -39,7 +39,7 @@ import torch
 
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.data.partition import make_splits, partition_digest
+from crad_p2p.data.partition import make_splits, partition_digest, transfer_set
 from crad_p2p.device import memory_of, resolve_device, resolve_precision
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
@@ -75,6 +75,7 @@ class Learner:
         data_dir = arguments.data_dir or arguments.peers.parent
         dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=arguments.download)
         splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
+        transfer = dataset.train.images[transfer_set(dataset.train.labels, federation.data, federation.seed)]
         self._client = Client(
             federation,
             arguments.id,
@@ -95,7 +96,7 @@ class Learner:
             train_samples=self._client.train_samples,
             class_names=list(dataset.class_names),
             image_shape=list(dataset.train.images.shape[1:]),
-            partition_digest=partition_digest(dataset.train.labels, splits),
+            partition_digest=partition_digest(dataset.train.labels, splits, transfer),
             validation_counts={  # the data are common, so every peer knows what the others count
                 peer: np.bincount(dataset.train.labels[split.validation], minlength=classes).tolist()
                 for peer, split in splits.items()
@@ -152,12 +153,13 @@ class Learner:
                 self._finish_round(log, time.monotonic() - start, Path(command["folder"]))
             case "evaluate":
                 snapshot = Path(command["snapshot"])
-                evaluation = self._client.evaluate(snapshot.read_bytes(), self._beside(snapshot.parent))
+                with _undamaged(snapshot.parent):
+                    evaluation = self._client.evaluate(snapshot.read_bytes(), self._beside(snapshot.parent))
                 self.emit("evaluated", **asdict(evaluation), peak_rss_bytes=peak_rss_bytes())
 
     def _beside(self, folder: Path) -> bytes | None:
         """The checkpoint of a committed round, if evaluating its snapshot needs it."""
-        return (folder / CHECKPOINT_FILE).read_bytes() if self._federation.method.traits.has_peak else None
+        return (folder / CHECKPOINT_FILE).read_bytes() if self._federation.method.traits.needs_checkpoint else None
 
     def _restore(self, number: int, folder: Path, counts: list[int]) -> None:
         with _undamaged(folder):

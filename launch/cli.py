@@ -71,6 +71,14 @@ Pool = Annotated[
     typer.Option(help="Architectures, comma-separated; peer i has number i mod length.", rich_help_panel=_QUICK),
 ]
 Samples = Annotated[int | None, typer.Option(help="At most so many training images in all.", rich_help_panel=_QUICK)]
+Transfer = Annotated[
+    int | None,
+    typer.Option(
+        "--transfer-samples",
+        help="Cut so many training images out for all before the shards; fedmd and msfkd need them (none).",
+        rich_help_panel=_QUICK,
+    ),
+]
 Participation = Annotated[
     int | None, typer.Option(help="Peers that take part in a round, drawn anew each (all).", rich_help_panel=_QUICK)
 ]
@@ -105,6 +113,7 @@ def up(
     seed: Seed = None,
     pool: Pool = None,
     samples: Samples = None,
+    transfer_samples: Transfer = None,
     participation: Participation = None,
     threads: Threads = None,
     device: Device = "auto",
@@ -129,7 +138,7 @@ def up(
     Example: crad-mesh up --dataset cifar10 --data-dir data --samples 4000 --rounds 30 --pool resnet18@0.25,cnn6@0.25
     """
     console = Console(emoji=False)
-    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation)
+    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation, transfer_samples)
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
     out = out.resolve()
@@ -165,6 +174,7 @@ def simulate(
     seed: Seed = None,
     pool: Pool = None,
     samples: Samples = None,
+    transfer_samples: Transfer = None,
     participation: Participation = None,
     threads: Threads = None,
     device: Device = "auto",
@@ -186,7 +196,7 @@ def simulate(
     from crad_p2p.simulation import simulate as run
 
     console = Console(emoji=False)
-    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation)
+    quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation, transfer_samples)
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
     out = out.resolve()

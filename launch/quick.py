@@ -45,10 +45,11 @@ class Quick:
     pool: str | None = None
     samples: int | None = None
     participation: int | None = None
+    transfer_samples: int | None = None
 
     def given(self) -> list[str]:
         """Names of the flags that were used."""
-        return [f"--{name}" for name, value in asdict(self).items() if value is not None]
+        return [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value is not None]
 
 
 def federation_of(quick: Quick, addresses: list[str]) -> Federation:
@@ -68,6 +69,7 @@ def federation_of(quick: Quick, addresses: list[str]) -> Federation:
         "data": {
             "dataset": dataset,
             "samples": quick.samples,
+            "transfer_samples": quick.transfer_samples,
             "partition": {"alpha": profile["alpha"] if quick.alpha is None else quick.alpha},
         },
         "method": {"name": quick.method or "crad"},

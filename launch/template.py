@@ -26,11 +26,13 @@ data:
     balance: true             # a peer with its even share gets no more of later classes
   holdout: 0.2                # of each shard: half to validate, half to test
   samples: null               # at most so many training images in all; null takes every one
+  # transfer_samples: 500     # images of all classes alike that are cut out before the shards, without their labels,
+                              # and belong to nobody: fedmd and msfkd need them; the same shards for every method
   augmentation: auto          # auto, none, crop, crop_hflip, hvflip
 
 method:
   name: crad                  # crad, stage1, uniform, uncertainty, local; other weights in CRAD's place: acc, sup, sm,
-                              # lcb, ce, inv_sigma, precision; and fedmkd, dfml (docs/methods.md)
+                              # lcb, ce, inv_sigma, precision; and fedmkd, dfml, fedmd, msfkd (docs/methods.md)
   temperature: 3.0            # T
   distillation_weight: 0.7    # lambda: share of the loss that comes from the teachers
   min_support: 2              # validation samples a teacher needs to count for a class
@@ -38,6 +40,7 @@ method:
   warmup_rounds: 0            # first rounds that learn from own labels only
   # fedmkd: {{memory_weight: half}}    # fedmkd alone: share of the own last model, 1/2 or (uniform) 1/(teachers + 1)
   # dfml: {{alpha_min: 0.0, alpha_max: 0.8, period: 10, temperature: 1.0}}     # dfml alone: cycle of the others' weight
+  # msfkd: {{keep_quantile: 0.5, require_plurality: true}}     # msfkd alone: whose predictions count
 
 training:
   batch_size: 64

@@ -49,11 +49,14 @@ def disk_need(federation: Federation, own_id: int, layouts: Mapping[str, Layout]
     traits = federation.method.traits
     # The momentum is about as large as the model, and so is an earlier model.
     own = (2 + traits.has_peak) * _file_bytes(layouts[federation.peer(own_id).arch])
+    if traits.publishes_predictions:  # beside the model, which is kept all the same
+        own += _file_bytes(layouts[federation.published_by(own_id, 0)])
     if not traits.has_teachers:
         return DiskNeed(own, _OWN_ROUNDS * own)
     others = [federation.published_by(peer, 0) for peer in federation.ids if peer != own_id]
     received = sum(_file_bytes(layouts[key]) for key in others)
-    heard = 4 * posteriors * (len(others) + traits.has_memory)
+    # Nobody runs over the own images where no models come.
+    heard = 0 if traits.publishes_predictions else 4 * posteriors * (len(others) + traits.has_memory)
     stale = federation.barrier.quorum(len(federation.peers))[1] if federation.barrier.policy == "quorum" else 1
     return DiskNeed(own + received + heard, _OWN_ROUNDS * own + (max(1, stale) + 1) * received + heard)
 

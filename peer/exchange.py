@@ -185,7 +185,7 @@ class Exchange:
     # --- what they say ---------------------------------------------------------------------------------------------
 
     def _on_hello(self, peer: int, reply: peer_pb2.HelloReply) -> None:
-        refuse_rollback(self._store, peer, reply, self._federation.rounds)
+        refuse_rollback(self._store, peer, reply, self._federation)
 
     def _on_state(self, peer: int, state: peer_pb2.PeerState) -> None:
         self._latest_states[peer] = state
@@ -578,20 +578,26 @@ def _without_teachers(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"consumed": (), "missing": (), "quarantined": (), "signature": None})
 
 
-def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply, rounds: int) -> None:
+def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply, federation: Federation) -> None:
     """Compare what another peer has had of this one with what is here; a round beyond the last cannot have been.
 
     Raises:
         IncompleteError: this peer's disk has lost a round that others have, or has another one in its place.
     """
-    if not reply.HasField("seen_round") or reply.seen_round > rounds:
+    if not reply.HasField("seen_round") or reply.seen_round > federation.rounds:
         return
     number, last = reply.seen_round, store.last_round()
-    advice = (
-        "this state directory was restored from an older copy, or is not the one that this peer ran with. Start the "
-        "same command with --recover to fetch its last rounds back from the others (if they have finished and left, "
-        "start them again after this one), or put back the newer directory"
-    )
+    advice = "this state directory was restored from an older copy, or is not the one that this peer ran with. "
+    if federation.method.traits.publishes_predictions:
+        advice += (
+            f"Put back the newer directory, or start a new run: method {federation.method.name} does not publish "
+            f"models, so nobody else has this peer's"
+        )
+    else:
+        advice += (
+            "Start the same command with --recover to fetch its last rounds back from the others (if they have "
+            "finished and left, start them again after this one), or put back the newer directory"
+        )
     if number > last:
         here = f"the newest here is round {last}" if last >= 0 else "there is no round here"
         raise IncompleteError(f"peer {peer} has had round {number} of this peer, and {here}: {advice}")

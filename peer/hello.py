@@ -62,9 +62,10 @@ def describe_data_difference(other: peer_pb2.Data, own: peer_pb2.Data, peer: int
         return f"images are {_shape(other)} on peer {peer} and {_shape(own)} on peer {own_id}"
     if other.partition_digest != own.partition_digest:
         return (
-            f"the labels or the partition differ: digest {other.partition_digest[:12]}… on peer {peer} and "
-            f"{own.partition_digest[:12]}… on peer {own_id}; in this version all peers cut their shards out of one "
-            f"common data set: give both the same whole set, not images of their own, and the same version of NumPy"
+            f"the labels, the partition or the transfer set differ: digest {other.partition_digest[:12]}… on peer "
+            f"{peer} and {own.partition_digest[:12]}… on peer {own_id}; in this version all peers cut their shards out "
+            f"of one common data set: give both the same whole set, not images of their own, and the same version of "
+            f"NumPy"
         )
     return None
 

@@ -26,9 +26,9 @@ def memory_need(federation: Federation, own_id: int, layouts: Mapping[str, Layou
     A teacher is there as file and as model. Images and libraries are not in it: they are there already when a learner
     has said that it is ready.
     """
-    sizes = {arch: sum(spec.nbytes for spec in layout.values()) for arch, layout in layouts.items()}
+    sizes = {key: sum(spec.nbytes for spec in layout.values()) for key, layout in layouts.items()}
     own = sizes[federation.peer(own_id).arch]
-    others = [sizes[entry.arch] for entry in federation.peers if entry.id != own_id]
+    others = [sizes[federation.published_by(entry.id, 0)] for entry in federation.peers if entry.id != own_id]
     traits = federation.method.traits
     teachers = [*others, own] if traits.has_memory else others
     teacher = max(teachers, default=0) if traits.has_teachers else 0

@@ -1,7 +1,8 @@
 """``crad-peer --recover``: fetch this peer's own last rounds back from those who have had them.
 
 What others have of a peer is its snapshots and manifests, byte for byte; the optimiser's momentum was never sent, and
-starts anew.
+starts anew. By a method whose peers do not publish their models nobody has them: if the last round is not here as the
+others have had it, the peer cannot go on, and is told so.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ async def recover(
     if they remember anything: one that has lost its disk, too, has nothing to say.
 
     Raises:
-        IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more.
+        IncompleteError: too few answer, they contradict one another, or nobody keeps the bytes any more, or ever had
+            the model.
     """
     others, greetings = [peer for peer in federation.ids if peer != own_id], greeting_slots(len(federation.peers))
     links = {peer: Link(federation, own_id, peer, waits, tls=tls, greetings=greetings) for peer in others}
@@ -64,6 +66,8 @@ async def recover(
         replies = await _ask_all(links, partial(_are_enough, federation, own_id), waits)
         _require_enough(federation, own_id, replies, waits.start)
         newest = _newest(own_id, replies)
+        if federation.method.traits.publishes_predictions:
+            _require_model(federation, store, newest)
         damaged: list[int] = []
         while bad := [number for number in store.kept_rounds() if store.damage(number)]:  # of the last more is wanted
             damaged += bad
@@ -86,7 +90,7 @@ async def recover(
                 store.set_aside(_before(federation, own_id, last))
         # Who is one round behind may still need the one before.
         before = _before(federation, own_id, last)
-        if last > 0 and not store.round_dir(before).exists():
+        if last > 0 and not federation.method.traits.publishes_predictions and not store.round_dir(before).exists():
             asked = [links[peer] for peer in replies]
             await _fetch(asked, own_id, before, None, store, intake, waits)
         store.rewind_history()  # also after a start that was killed before it came to this
@@ -94,6 +98,21 @@ async def recover(
     finally:
         for link in links.values():
             await link.close()
+
+
+def _require_model(federation: Federation, store: Store, newest: Sighting | None) -> None:
+    """See that the last round is here and whole, where nobody can give its model back."""
+    last = store.last_round()
+    if newest is not None and not _is_here(store, newest):
+        what = f"the model of round {newest.round}, which others have had predictions of, is not here"
+    elif last >= 0 and (reason := store.damage(last)):
+        what = f"the model of round {last} is damaged here ({reason})"
+    else:
+        return
+    raise IncompleteError(
+        f"{what}, and method {federation.method.name} does not publish models, so nobody can give it back: put back a "
+        f"copy of the state directory as it was after that round, or start a new run"
+    )
 
 
 def _before(federation: Federation, own_id: int, number: int) -> int:

@@ -208,3 +208,42 @@ def dfml_loss(
         phi / sum(parameters) * mean_kl(q, z, temperature) for phi, q in zip(parameters, peers, strict=True)
     )
     return (1 - alpha) * weighted_softmax_loss(z, y, counts) + alpha * temperature**2 * mutual
+
+
+# --- predictions on a transfer set ------------------------------------------------------------------------------------
+
+
+def softmax(row: list[float], temperature: float = 1.0) -> list[float]:
+    return [math.exp(z) for z in log_softmax([value / temperature for value in row])]
+
+
+def fedmd_loss(z: list[list[float]], predictions: list[list[list[float]]]) -> float:
+    """Mean absolute error of z[B][C] to the mean of predictions[N][B][C]."""
+    errors = []
+    for b, row in enumerate(z):
+        for c, value in enumerate(row):
+            errors.append(abs(value - plain_mean([said[b][c] for said in predictions])))
+    return plain_mean(errors)
+
+
+def msfkd_target(
+    rows: list[list[float]], *, temperature: float, keep_quantile: float = 0.5, require_plurality: bool = True
+) -> list[float] | None:
+    """What is learned of one image of which N peers said these logits; None if it is dropped."""
+    confidence = [max(softmax(row)) for row in rows]
+    ordered, place = sorted(confidence), keep_quantile * (len(rows) - 1)
+    below = int(place + 1e-9)
+    above = min(below + 1, len(rows) - 1)
+    limit = ordered[below] + max(0.0, place - below) * (ordered[above] - ordered[below])
+    sure = [j for j in range(len(rows)) if confidence[j] >= limit]
+    if require_plurality:
+        said = [row.index(max(row)) for row in rows]
+        votes = {c: said.count(c) for c in said}
+        most = [c for c in votes if votes[c] == max(votes.values())]
+        if len(most) != 1:
+            return None
+        sure = [j for j in sure if said[j] == most[0]]
+    if not sure:
+        return None
+    posteriors = [softmax(rows[j], temperature) for j in sure]
+    return [plain_mean([q[c] for q in posteriors]) for c in range(len(rows[0]))]

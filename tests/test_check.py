@@ -520,7 +520,12 @@ def sized(tmp_path: Path, **changes: Any) -> Any:
 
 
 LAYOUTS = {"resnet18": {"w": TensorSpec("F32", (1_000_000,))}, "cnn6": {"w": TensorSpec("F32", (250_000,))}}
+WITH_PREDICTIONS = {**LAYOUTS, "predictions": {"predictions": TensorSpec("F32", (40, 5))}}
 LARGE, SMALL = 4_000_129, 1_000_129  # bytes of the two files
+
+
+def with_predictions(tmp_path: Path) -> Any:
+    return sized(tmp_path, method={"name": "fedmd"}, data={"dataset": "digits", "transfer_samples": 40})
 
 
 def test_what_goes_to_disk(tmp_path: Path) -> None:
@@ -535,6 +540,9 @@ def test_what_goes_to_disk(tmp_path: Path) -> None:
     assert with_peak == DiskNeed(3 * LARGE + 2 * SMALL + heard, 12 * LARGE + 4 * SMALL + heard)
     with_memory = disk_need(sized(tmp_path, method={"name": "fedmkd"}), 0, LAYOUTS, 50)
     assert with_memory == DiskNeed(2 * LARGE + 2 * SMALL + 600, 8 * LARGE + 4 * SMALL + 600)
+    said = 4 * 40 * 5 + len("predictions") + 128
+    predictions = disk_need(with_predictions(tmp_path), 0, WITH_PREDICTIONS, 50)
+    assert predictions == DiskNeed(2 * LARGE + 3 * said, 8 * LARGE + (4 + 4) * said)
 
 
 @pytest.mark.parametrize(
@@ -569,6 +577,7 @@ def test_what_training_takes(tmp_path: Path) -> None:
     assert memory_need(sized(tmp_path, method={"name": "local"}), 1, LAYOUTS, 7) == 3 * 1_000_000 + 7
     assert memory_need(sized(tmp_path, method={"name": "dfml"}), 0, LAYOUTS, 7) == 4 * 4_000_000 + 7 + 2 * 1_000_000
     assert memory_need(sized(tmp_path, method={"name": "fedmkd"}), 0, LAYOUTS, 7) == 3 * 4_000_000 + 7 + 2 * 4_000_000
+    assert memory_need(with_predictions(tmp_path), 1, WITH_PREDICTIONS, 7) == 3 * 1_000_000 + 7 + 2 * 800
 
 
 @pytest.mark.parametrize(

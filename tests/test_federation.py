@@ -22,6 +22,7 @@ from crad_p2p.federation import (
     Federation,
     FedMkdSettings,
     MethodSettings,
+    MsfkdSettings,
     TrainingSettings,
     build_federation,
     describe_difference,
@@ -204,7 +205,11 @@ def test_loopback_addresses() -> None:
         ("peers.1.id", -1, "must be greater than or equal to 0, found -1"),
         ("peers.1.id", 65536, "must be less than or equal to 65535, found 65536"),
         ("peers.1.arch", 6, "must be a valid string, found 6"),
-        ("data", None, "must hold the fields dataset, partition, holdout, samples, augmentation, found None"),
+        (
+            "data",
+            None,
+            "must hold the fields dataset, partition, holdout, samples, transfer_samples, augm.*, found None",
+        ),
         ("data", "digits", "must hold the fields dataset, .*found 'digits'"),
         ("data.partition", 0.3, "must hold the fields kind, alpha, min_size, balance, found 0.3"),
         ("peers.1", "b.example.org:7400", "must hold the fields id, address, arch, found 'b.example.org:7400'"),
@@ -268,7 +273,10 @@ def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
             "round",
             "'round' is not a field; did you mean 'rounds'? allowed are federation, seed, rounds, participation, ",
         ),
-        ("data.alpha", "'data.alpha' is not a field; allowed are dataset, partition, holdout, samples, augmentation"),
+        (
+            "data.alpha",
+            "'data.alpha' is not a field; allowed are dataset, partition, holdout, samples, transfer_samples",
+        ),
         (
             "data.partition.alpah",
             "'data.partition.alpah' is not a field; did you mean 'alpha'? allowed are kind, alpha",
@@ -437,12 +445,14 @@ def test_the_digest_is_what_it_was_before_there_were_other_methods() -> None:
 
 # ----------------------------------------------------------------------------------------------- settings of one method
 
-SECTIONS: dict[str, Any] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings}
+SECTIONS: dict[str, Any] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings, "msfkd": MsfkdSettings}
+#: What some methods need besides their name.
+WITH_TRANSFER: dict[str, Any] = {**TREE, "data": {**TREE.get("data", {}), "transfer_samples": 50}}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_may_be_chosen_and_written_down_again(name: str) -> None:
-    federation = build(tree_with("method.name", name))
+    federation = build(tree_with("method.name", name, WITH_TRANSFER))
     assert federation.method.traits == METHODS[name]
     tree = federation.as_tree()
     assert {section for section in SECTIONS if section in tree["method"]} == {name} & set(SECTIONS)
@@ -458,14 +468,15 @@ def test_the_settings_of_a_method_are_refused_for_another(tmp_path: Path, sectio
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_settings_of_a_method_are_agreed_on_where_it_is_used(section: str) -> None:
-    plain = build({**TREE, "method": {"name": section}})
+    tree = WITH_TRANSFER
+    plain = build({**tree, "method": {"name": section}})
     defaults = SECTIONS[section]().model_dump(mode="json")
-    assert build({**TREE, "method": {"name": section, section: defaults}}).digest() == plain.digest()
+    assert build({**tree, "method": {"name": section, section: defaults}}).digest() == plain.digest()
     agreed = plain.agreed()
     assert {name.rpartition(".")[2] for name in agreed if name.startswith(f"method.{section}.")} == set(defaults)
     # The same peers by another method, as for a comparison: nothing of the section is left.
     other = plain.model_copy(update={"method": plain.method.model_copy(update={"name": "local"})})
-    assert build(other.as_tree()).digest() == other.digest() == build({**TREE, "method": {"name": "local"}}).digest()
+    assert build(other.as_tree()).digest() == other.digest() == build({**tree, "method": {"name": "local"}}).digest()
 
 
 @pytest.mark.parametrize(
@@ -476,11 +487,13 @@ def test_the_settings_of_a_method_are_agreed_on_where_it_is_used(section: str) -
         ("dfml", {"alpha_min": 0.1}),
         ("dfml", {"alpha_max": 0.9}),
         ("dfml", {"period": 20}),
+        ("msfkd", {"keep_quantile": 0.4}),
+        ("msfkd", {"require_plurality": False}),
     ],
 )
 def test_the_digest_sees_the_settings_of_a_method(name: str, section: dict[str, Any]) -> None:
-    changed = build({**TREE, "method": {"name": name, name: section}})
-    assert changed.digest() != build({**TREE, "method": {"name": name}}).digest()
+    changed = build({**WITH_TRANSFER, "method": {"name": name, name: section}})
+    assert changed.digest() != build({**WITH_TRANSFER, "method": {"name": name}}).digest()
 
 
 def test_noise_on_the_counts_does_not_go_with_a_cross_entropy_beside_them(tmp_path: Path) -> None:
@@ -491,10 +504,36 @@ def test_noise_on_the_counts_does_not_go_with_a_cross_entropy_beside_them(tmp_pa
     build({**tree, "method": {"name": "acc"}})
 
 
-def test_models_are_published_by_all_in_every_round() -> None:
+def test_all_publish_the_same_kind_in_every_round() -> None:
     for name in METHODS:
-        federation = build(tree_with("method.name", name))
-        assert {federation.published_by(1, number) for number in range(7)} == {"cnn6"}
+        federation = build(tree_with("method.name", name, WITH_TRANSFER))
+        kind = "predictions" if name in ("fedmd", "msfkd") else "cnn6"
+        assert {federation.published_by(1, number) for number in range(7)} == {kind}
+
+
+@pytest.mark.parametrize("name", ["fedmd", "msfkd"])
+def test_predictions_need_a_transfer_set_and_all_peers(tmp_path: Path, name: str) -> None:
+    tree = tree_with("method.name", name, WITH_TRANSFER)
+    without = sentence(write(tmp_path, tree_with("data.transfer_samples", None, tree)))
+    assert without.startswith(f": data.transfer_samples: it is missing, and method {name} compares predictions on a")
+    some = sentence(write(tmp_path, {**tree, "participation": 2}))
+    assert some.startswith(f": participation: 2 with method {name}, which moves no models and takes the predictions of")
+    build({**WITH_TRANSFER, "participation": 2})
+
+
+@pytest.mark.parametrize("name", ["fedmd", "msfkd"])
+def test_predictions_of_untrained_models_teach_nobody(name: str) -> None:
+    federation = build(tree_with("method.name", name, WITH_TRANSFER))
+    assert [federation.teachers_of(1, number) for number in range(4)] == [(), (), (0, 5), (0, 5)]
+    warm = build(tree_with("method.warmup_rounds", 2, federation.as_tree()))
+    assert [warm.teachers_of(1, number) for number in range(4)] == [(), (), (), (0, 5)]
+
+
+def test_a_transfer_set_is_agreed_on_where_there_is_one() -> None:
+    assert build(tree_with("data.transfer_samples", None)).digest() == build().digest()
+    assert "data.transfer_samples" not in build().agreed()
+    digests = {build(tree_with("data.transfer_samples", size)).digest() for size in (None, 50, 51)}
+    assert len(digests) == 3
 
 
 CHANGES: dict[str, Any] = {
@@ -507,6 +546,7 @@ CHANGES: dict[str, Any] = {
     "data.partition.balance": False,
     "data.holdout": 0.21,
     "data.samples": 100,
+    "data.transfer_samples": 50,
     "data.augmentation": "none",
     "method.name": "uniform",
     "method.temperature": 3.0001,
@@ -543,7 +583,7 @@ def test_the_digest_sees_every_other_field() -> None:
 def test_no_field_is_forgotten_above() -> None:
     """Every field that is agreed on is either changed above or has a single allowed value."""
     fixed = {"barrier.policy", "data.partition.kind", "training.optimizer"}
-    names = {name for name in build().agreed() if not name.startswith("peers.")}
+    names = {name for name in build(WITH_TRANSFER).agreed() if not name.startswith("peers.")}
     assert names == {name for name in CHANGES if not name.startswith("peers.") and name != "barrier"} | fixed
     sections = {
         "data": DataSettings,

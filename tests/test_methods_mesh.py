@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from processes import Peers
+from disks import RESTORED
+from processes import Peers, assert_one_sentence
 
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.device import resolve_precision
@@ -26,11 +29,15 @@ Make = Callable[..., Peers]
         ({"name": "dfml", "dfml": {"period": 2}}, "before-announce@2"),  # after the peak, which must come back
         ({"name": "ce"}, None),
         ({"name": "fedmkd"}, None),
+        ({"name": "fedmd"}, "before-announce@2"),  # the model, which nobody else has, must come back
+        ({"name": "msfkd"}, None),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_over_the_network_as_in_memory(mesh: Make, method: dict[str, Any], killed: str | None) -> None:
-    peers = mesh(2, light=False, method=method, rounds=2, seed=5, training={"evaluate_every": 1})
+    data = {"dataset": "digits", "samples": 200, "transfer_samples": 30}
+    data = data if method["name"] in ("fedmd", "msfkd") else {**data, "transfer_samples": None}
+    peers = mesh(2, light=False, method=method, rounds=2, seed=5, data=data, training={"evaluate_every": 1})
     federation = load_federation(peers.file)
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=peers.folder)
     precision = resolve_precision("auto", CPU)
@@ -52,3 +59,40 @@ def test_over_the_network_as_in_memory(mesh: Make, method: dict[str, Any], kille
             assert getattr(result, field) == getattr(expected, field), (i, field)
         statistics = each.manifest(2).statistics
         assert (statistics.cross_entropy is not None) == (method["name"] == "ce")
+
+
+def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make) -> None:
+    """A peer that has lost its disk can neither start from nothing nor recover, and says why."""
+    data = {"dataset": "digits", "samples": 200, "transfer_samples": 30}
+    peers = mesh(2, light=False, method={"name": "fedmd"}, rounds=2, seed=5, data=data)
+    started = [peers.start(0), peers.start(1)]
+    for each in started:
+        assert each.ended() == ExitCode.COMPLETE, each.output
+    kept = peers.start(0)  # serves again
+    lost = peers.state(1)
+    backup = shutil.copytree(lost, lost.with_name("backup"))
+    shutil.rmtree(lost)
+    refused = peers.start(1)
+    here = "(there is no round here|the newest here is round 0)"
+    sentence = (
+        rf"peer 0 has had round 2 of this peer, and {here}: {RESTORED}\. Put back the newer directory, or start a new "
+        "run: method fedmd does not publish models, so nobody else has this peer's"
+    )
+    code = refused.ended()
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    refused = peers.start(1, "--recover")
+    sentence = (
+        "the model of round 2, which others have had predictions of, is not here, and method fedmd does not publish "
+        "models, so nobody can give it back: put back a copy of the state directory as it was after that round, or "
+        "start a new run"
+    )
+    code = refused.ended()
+    assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
+    assert not list(lost.glob("rounds/0*2"))
+    shutil.rmtree(lost)
+    shutil.copytree(backup, lost)
+    back = peers.start(1, "--recover")  # and where nothing is lost it changes nothing
+    back.says("nothing was lost")
+    for each in (kept, back):
+        assert each.ended() == ExitCode.COMPLETE, each.output
+    assert re.search("global accuracy [0-9]", started[1].output)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crad_p2p.data.partition import Split, dirichlet_partition, make_splits, partition_digest, split_holdout
+from crad_p2p.data.partition import (
+    Split,
+    dirichlet_partition,
+    make_splits,
+    partition_digest,
+    split_holdout,
+    transfer_set,
+)
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import DataSettings, PartitionSettings
+from crad_p2p.randomness import generator
 
 
 def balanced(classes: int, per_class: int) -> np.ndarray:
@@ -230,3 +238,59 @@ def test_digest_is_the_same_on_every_machine() -> None:
     assert (
         partition_digest(np.array([0, 1]), splits) == "0767b071408102aa4f94cc8d46055faa5f9c25a9db08c43ba6450d0bbb292818"
     )
+
+
+# ------------------------------------------------------------------------------------------------------- transfer sets
+
+WITH_TRANSFER = DataSettings(transfer_samples=203)
+
+
+def test_a_transfer_set_has_all_classes_alike_and_no_shard_has_an_image_of_it() -> None:
+    found = transfer_set(LABELS, WITH_TRANSFER, seed=1)
+    assert sorted(np.bincount(LABELS[found]).tolist()) == [20] * 7 + [21] * 3
+    splits = make_splits(LABELS, WITH_TRANSFER, range(10), seed=1)
+    parts = [part for split in splits.values() for part in (split.train, split.validation, split.test)]
+    assert_exact_cover([found, *parts], len(LABELS))
+
+
+def test_everybody_draws_the_same_transfer_set_and_the_seed_another_one() -> None:
+    one, again, other = (transfer_set(LABELS, WITH_TRANSFER, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert len(np.intersect1d(one, other)) < 100
+    np.testing.assert_array_equal(one, np.unique(one))
+    extra = {tuple(np.flatnonzero(np.bincount(LABELS[transfer_set(LABELS, WITH_TRANSFER, s)]) == 21)) for s in range(5)}
+    assert len(extra) > 1  # it is not always the first classes that give one more
+
+
+def test_without_a_transfer_set_all_is_as_it_was() -> None:
+    assert transfer_set(LABELS, SETTINGS, seed=1).tolist() == []
+    shards = dirichlet_partition(LABELS, 10, 0.3, generator(1, "partition"))
+    splits = make_splits(LABELS, SETTINGS, range(10), seed=1)
+    for shard, split in zip(shards, splits.values(), strict=True):
+        np.testing.assert_array_equal(shard, np.sort(np.concatenate([split.train, split.validation, split.test])))
+    none = np.empty((0, 1, 2, 2), dtype=np.uint8)
+    assert partition_digest(LABELS, splits, none) == partition_digest(LABELS, splits)
+
+
+def test_a_transfer_set_takes_half_of_a_class_at_most() -> None:
+    labels = np.repeat([0, 1, 4], [100, 100, 9])
+    assert np.bincount(labels[transfer_set(labels, DataSettings(transfer_samples=12), 1)]).tolist() == [4, 4, 0, 0, 4]
+    said = "13 images, .* of each of 3 classes, .*: class 4 has 9 in the training set; use at most 12, or more samples"
+    for seed in range(5):  # whichever class is to give one more
+        with pytest.raises(ConfigurationError, match=said):
+            transfer_set(labels, DataSettings(transfer_samples=13), seed)
+    with pytest.raises(ConfigurationError, match=r"class 1 has 1 in the training set; use more samples$"):
+        transfer_set(np.array([0, 0, 1]), DataSettings(transfer_samples=1), 1)
+    settings = DataSettings(transfer_samples=200, partition=PartitionSettings(min_size=131))
+    with pytest.raises(ConfigurationError, match="the training set without its transfer set has 1300 samples"):
+        make_splits(LABELS, settings, range(10), seed=1)
+
+
+def test_the_digest_sees_the_pixels_of_the_transfer_set() -> None:
+    """Predictions on other images have the same shape, and say nothing."""
+    splits = make_splits(LABELS, WITH_TRANSFER, range(5), 1)
+    images = np.random.default_rng(1).integers(0, 256, (203, 1, 4, 4), dtype=np.uint8)
+    changed = images.copy()
+    changed[7, 0, 1, 2] ^= 1
+    variants = (images, changed, images[::-1], images.reshape(203, 1, 2, 8), None)
+    assert len({partition_digest(LABELS, splits, each) for each in variants}) == len(variants)

@@ -1,4 +1,5 @@
-"""Cutting one training set into shards for the peers, and each shard into train, validation and test.
+"""Cutting one training set into shards for the peers, and each shard into train, validation and test; before that, if
+the settings want one, a transfer set that all have in common.
 
 Every peer computes the whole partition from the settings and the seed alone; :func:`partition_digest` lets two peers
 find out that they did not get the same one (another NumPy may draw other numbers).
@@ -43,6 +44,7 @@ def dirichlet_partition(
     *,
     min_size: int = 10,
     balance: bool = True,
+    what: str = "the training set",
 ) -> list[NDArray[np.int64]]:
     """Divide all samples among the clients, each class by its own draw from Dirichlet(alpha).
 
@@ -53,6 +55,7 @@ def dirichlet_partition(
         generator: source of all draws.
         min_size: everything is drawn again until the smallest shard has so many samples, 100 times at most.
         balance: a client that holds n/N samples gets none of the classes still to come.
+        what: the samples, for the errors.
 
     Returns:
         N index arrays, int64, ascending; each sample is in exactly one.
@@ -60,7 +63,7 @@ def dirichlet_partition(
     Raises:
         ConfigurationError: no draw gave every client ``min_size`` samples.
     """
-    wanted = f"min_size {min_size} for each of {clients} peers, but the training set has {len(labels)} samples"
+    wanted = f"min_size {min_size} for each of {clients} peers, but {what} has {len(labels)} samples"
     if len(labels) < clients * min_size:
         raise ConfigurationError(
             f"data.partition: {wanted} and {clients * min_size} are needed; use more samples, fewer peers or a smaller "
@@ -126,38 +129,85 @@ def split_holdout(
     return Split(*(np.sort(np.concatenate(parts)).astype(np.int64) for parts in (train, validation, test)))
 
 
+def transfer_set(labels: NDArray[np.int64], settings: DataSettings, seed: int) -> NDArray[np.int64]:
+    """The images that belong to no shard, on which peers may compare predictions: as many of every class, or one more.
+
+    Which classes give one more, and which images, is drawn by the seed. Nobody is to use the labels of these images.
+
+    Args:
+        labels: int64 [n], of the whole training set.
+        settings: ``transfer_samples``.
+        seed: the federation seed.
+
+    Returns:
+        Indices, int64, ascending; none where the settings want no transfer set.
+
+    Raises:
+        ConfigurationError: some class would lose more than half of its images.
+    """
+    wanted = settings.transfer_samples
+    if wanted is None:
+        return np.empty(0, dtype=np.int64)
+    draw = generator(seed, "transfer set")
+    classes, sizes = np.unique(labels, return_counts=True)
+    shares = np.full(len(classes), wanted // len(classes))
+    shares[draw.permutation(len(classes))[: wanted % len(classes)]] += 1
+    least = int(sizes.argmin())
+    if -(-wanted // len(classes)) > sizes[least] // 2:
+        most = len(classes) * (int(sizes[least]) // 2)
+        raise ConfigurationError(
+            f"data.transfer_samples: {wanted} images, as many of each of {len(classes)} classes, would take more than "
+            f"half of some: class {classes[least]} has {sizes[least]} in the training set; use "
+            + (f"at most {most}, or more samples" if most else "more samples")
+        )
+    parts = [
+        draw.permutation(np.flatnonzero(labels == label))[:share]
+        for label, share in zip(classes, shares.tolist(), strict=True)
+    ]
+    return np.sort(np.concatenate(parts)).astype(np.int64)
+
+
 def make_splits(labels: NDArray[np.int64], settings: DataSettings, ids: Sequence[int], seed: int) -> dict[int, Split]:
     """The split of every peer, by ascending id; the k-th id gets the k-th shard.
 
     Args:
         labels: int64 [n], of the whole training set.
-        settings: partition and holdout.
+        settings: partition, holdout and transfer set, of which no shard has an image.
         ids: all peers of the federation, in any order.
         seed: the federation seed.
 
     Raises:
-        ConfigurationError: see :func:`dirichlet_partition`.
+        ConfigurationError: see :func:`dirichlet_partition` and :func:`transfer_set`.
     """
     partition = settings.partition
+    left = np.setdiff1d(np.arange(len(labels)), transfer_set(labels, settings, seed))
     shards = dirichlet_partition(
-        labels,
+        labels[left],
         len(ids),
         partition.alpha,
         generator(seed, "partition"),
         min_size=partition.min_size,
         balance=partition.balance,
+        what="the training set" + ("" if settings.transfer_samples is None else " without its transfer set"),
     )
     return {
-        peer: split_holdout(labels, shard, settings.holdout, generator(seed, "holdout", peer=peer))
+        peer: split_holdout(labels, left[shard], settings.holdout, generator(seed, "holdout", peer=peer))
         for peer, shard in zip(sorted(ids), shards, strict=True)
     }
 
 
-def partition_digest(labels: NDArray[np.int64], splits: Mapping[int, Split]) -> str:
-    """sha256 (hex) over what all peers must have alike: the labels of the common training set, and every split."""
+def partition_digest(
+    labels: NDArray[np.int64], splits: Mapping[int, Split], transfer: NDArray[np.uint8] | None = None
+) -> str:
+    """sha256 (hex) over what all peers must have alike: the labels of the common training set, every split, and the
+    images of the transfer set, uint8 [S, C, H, W]: predictions on other images would say nothing, and look the same.
+    """
     digest = hashlib.sha256(labels.astype("<i8").tobytes())
     for peer in sorted(splits):
         for part in (splits[peer].train, splits[peer].validation, splits[peer].test):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part.astype("<i8").tobytes())
+    if transfer is not None and len(transfer):
+        digest.update(f"transfer set {transfer.shape}".encode())
+        digest.update(np.ascontiguousarray(transfer).tobytes())
     return digest.hexdigest()

@@ -13,28 +13,35 @@ module              what it has
 ``uncertainty``     weights from the entropy of each prediction
 ``fedmkd``          the peers' mean and the own model of the last round
 ``dfml``            mutual learning, symmetric: pairwise divergences, cyclic weight, peak model
+``fedmd``           predictions on a transfer set: towards the mean logits of all
+``msfkd``           the same, towards those that are sure and agree with most
 ``local``           no peers
 ==================  ===============================================================================================
 
 Each file says which parts are its source's and which are ours; docs/methods.md says it for users. All of them publish
-models, and so far nothing else is built. A method that publishes something else fits in at these places:
+models, but ``fedmd`` and ``msfkd``. A method that publishes something else again fits in at these places:
 
 **What a peer publishes.** The service tells files apart by a *key*: :meth:`crad_p2p.federation.Federation.published_by`
 gives it for (peer, round), from the agreed settings alone, and the learner's ``ready`` has a layout for each key
-(:func:`crad_p2p.methods.build.layouts_of`). The key of a model is its architecture. Others would be ``predictions``
-(``fedmd``, ``msfkd``: a float32 [samples, classes] of the transfer set, the same layout for all peers), ``images``
-(``fedgd`` in the rounds in which transfer sets are made: uint8 [samples, C, H, W]), and ``bundle`` (``dfml`` with an
+(:func:`crad_p2p.methods.build.layouts_of`). The key of a model is its architecture; ``predictions`` are
+a float32 [samples, classes] of the transfer set, the same layout for all peers. Others would be ``images`` (``fedgd`` in the rounds in which transfer sets are made: uint8 [samples, C, H, W]), and ``bundle`` (``dfml`` with an
 aggregator: the tensors of all N models with ``ID.`` before their names, published by the aggregator of the round, which
 ``published_by`` draws from the seed; the others publish nothing new in it, as those that are not active do not under
 partial participation). Barrier, transfer, store and signatures know files, not models, and stay as they are;
 :mod:`crad_p2p.snapshot` knows the two dtypes of models only.
 
 **What a student makes of it.** ``Client.teach`` runs a model over the local epoch as it arrives and keeps posteriors.
-For other kinds it keeps what arrived: predictions as they are, images as part of the transfer set, of a bundle the own
-model alone. :class:`~crad_p2p.methods.interface.Lesson` then has a field for it, and the method's objective uses it.
+Predictions it keeps as they are: :class:`~crad_p2p.methods.interface.Lesson` has a field for them, of which
+:meth:`~crad_p2p.methods.interface.Method.digest` makes what is learned from the transfer set before the own images. Of
+other kinds it would keep what arrived too: images as part of the transfer set, of a bundle the own model alone.
 
 **What a student keeps for itself.** A method's ``state`` lies in the checkpoint of every round, which never leaves the
-peer. Where the model is not what is published, it goes there, and ``Client.restore`` and ``Client.evaluate`` (whose
-``beside`` it is) take it from there; so do transfer sets once they are complete. Nobody else can give such a model back
-to a peer that has lost its disk.
+peer. Where the model is not what is published, ``Client`` puts it there, and ``Client.restore`` and ``Client.evaluate``
+(whose ``beside`` it is) take it from there, and compare it with what was published; made transfer sets would go there
+once they are complete. Nobody else can give such a model back to a peer that has lost its disk: ``peer.recovery`` says so
+instead.
+
+``fedgd`` so needs: ``published_by`` by round; ``U8`` in :mod:`crad_p2p.snapshot`, and sizes of both kinds in
+``peer.disk_space``; the generator; in ``Client`` the union of the peers' images in id order in the place of
+``_transfer``, kept in the checkpoint; and an objective with one synthetic batch beside every own one.
 """

@@ -15,12 +15,27 @@ class Traits(NamedTuple):
         has_peak: what a peer keeps beside its model (``Method.state``) is an earlier one of its own, or nothing yet; it
             is evaluated too.
         publishes_cross_entropy: the class statistics have the mean cross-entropy of every class.
+        publishes_predictions: a peer publishes what its model says of the transfer set in the model's place, which
+            stays in its checkpoints.
     """
 
     has_teachers: bool = True
     has_memory: bool = False
     has_peak: bool = False
     publishes_cross_entropy: bool = False
+    publishes_predictions: bool = False
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether a peer's model cannot be evaluated by what was published alone."""
+        return self.has_peak or self.publishes_predictions
+
+    @property
+    def untaught_rounds(self) -> int:
+        """First rounds without teachers, whatever the settings: predictions of models that have not learned yet are
+        noise.
+        """
+        return 1 if self.publishes_predictions else 0
 
 
 #: In the order of the documentation.
@@ -38,5 +53,7 @@ METHODS: Mapping[str, Traits] = {
     "precision": Traits(),
     "fedmkd": Traits(has_memory=True),
     "dfml": Traits(has_peak=True),
+    "fedmd": Traits(publishes_predictions=True),
+    "msfkd": Traits(publishes_predictions=True),
     "local": Traits(has_teachers=False),
 }

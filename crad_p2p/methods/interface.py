@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -39,12 +40,30 @@ class Lesson:
             float32 [J, B, C] on the CPU, J in the order of ``teachers``.
         memory: that of the student's own model as it was when the round began: float32 [B, C] on the CPU; for methods
             that have a memory, in rounds with teachers.
+        predictions: logits of the transfer set, float32 [N, S, C] on the CPU, as they were published: those of the
+            teachers and the student's own of its last round, in id order; for methods that publish predictions, in
+            rounds with teachers, else None.
     """
 
     number: int
     teachers: tuple[Manifest, ...]
     posteriors: Callable[[slice], Tensor]
     memory: Callable[[slice], Tensor]
+    predictions: Tensor | None = None
+
+
+class Digest(NamedTuple):
+    """What a student learns from a transfer set.
+
+    Attributes:
+        places: int64 [K], ascending: those of the S images that are used.
+        targets: float [K, ...] on the CPU, in that order.
+        loss: a scalar from the student's logits [B, C] and the targets of a batch, on the same device.
+    """
+
+    places: Tensor
+    targets: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
 
 
 class Method(ABC):
@@ -63,6 +82,11 @@ class Method(ABC):
     @abstractmethod
     def objective(self, lesson: Lesson) -> Objective:
         """What the student minimises in one round. It may be used several times, if training diverges."""
+
+    def digest(self, lesson: Lesson) -> Digest | None:
+        """What is learned from the transfer set, in one epoch before that on the own images; None for nothing."""
+        del lesson
+        return None
 
     def after_round(self, number: int, model: nn.Module) -> None:
         """Called once a round has been trained, before it is validated and published; most methods do nothing."""

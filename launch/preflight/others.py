@@ -101,7 +101,7 @@ def judge(
             f"if peer {peer} runs, see to its address and the firewalls; otherwise check again when it does",
         )
     try:
-        refuse_rollback(store, peer, other.greeting.reply, caller.federation.rounds)
+        refuse_rollback(store, peer, other.greeting.reply, caller.federation)
     except IncompleteError as error:
         return failed_by(what, error)
     data = ""
