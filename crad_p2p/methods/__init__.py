@@ -23,9 +23,10 @@ models, but ``fedmd`` and ``msfkd``. A method that publishes something else agai
 
 **What a peer publishes.** The service tells files apart by a *key*: :meth:`crad_p2p.federation.Federation.published_by`
 gives it for (peer, round), from the agreed settings alone, and the learner's ``ready`` has a layout for each key
-(:func:`crad_p2p.methods.build.layouts_of`). The key of a model is its architecture; ``predictions`` are
-a float32 [samples, classes] of the transfer set, the same layout for all peers. Others would be ``images`` (``fedgd`` in the rounds in which transfer sets are made: uint8 [samples, C, H, W]), and ``bundle`` (``dfml`` with an
-aggregator: the tensors of all N models with ``ID.`` before their names, published by the aggregator of the round, which
+(:func:`crad_p2p.methods.build.layouts_of`). The key of a model is its architecture; ``predictions`` are a float32
+[samples, classes] of the transfer set, the same layout for all peers. Others would be ``images`` (``fedgd`` in the
+rounds in which transfer sets are made: uint8 [samples, C, H, W]), and ``bundle`` (``dfml`` with an aggregator: the
+tensors of all N models with ``ID.`` before their names, published by the aggregator of the round, which
 ``published_by`` draws from the seed; the others publish nothing new in it, as those that are not active do not under
 partial participation). Barrier, transfer, store and signatures know files, not models, and stay as they are;
 :mod:`crad_p2p.snapshot` knows the two dtypes of models only.
@@ -38,8 +39,8 @@ other kinds it would keep what arrived too: images as part of the transfer set, 
 **What a student keeps for itself.** A method's ``state`` lies in the checkpoint of every round, which never leaves the
 peer. Where the model is not what is published, ``Client`` puts it there, and ``Client.restore`` and ``Client.evaluate``
 (whose ``beside`` it is) take it from there, and compare it with what was published; made transfer sets would go there
-once they are complete. Nobody else can give such a model back to a peer that has lost its disk: ``peer.recovery`` says so
-instead.
+once they are complete. Nobody else can give such a model back to a peer that has lost its disk: ``peer.recovery`` says
+so instead.
 
 ``fedgd`` so needs: ``published_by`` by round; ``U8`` in :mod:`crad_p2p.snapshot`, and sizes of both kinds in
 ``peer.disk_space``; the generator; in ``Client`` the union of the peers' images in id order in the place of
