@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import hashlib
+import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,9 @@ from crad_p2p.client import Client
 from crad_p2p.data.epoch import draw_epoch, plain_batches
 from crad_p2p.data.partition import transfer_set
 from crad_p2p.distillation import EpochLog
+from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import Federation
+from crad_p2p.learner import Learner
 from crad_p2p.manifest import Manifest
 from crad_p2p.methods.build import build_method, layouts_of
 from crad_p2p.methods.fedmd import consensus
@@ -30,6 +35,7 @@ from crad_p2p.methods.msfkd import select, selected_targets
 from crad_p2p.randomness import generator
 from crad_p2p.sgd import Sgd
 from crad_p2p.snapshot import SnapshotError, TensorSpec
+from launch.quick import Quick, federation_of
 
 SIZE = 10
 DATA = {"dataset": "digits", "samples": 300, "holdout": 0.4, "transfer_samples": SIZE}
@@ -340,6 +346,40 @@ def test_all_methods_have_the_same_shards_beside_a_transfer_set() -> None:
     assert losses[0] == losses[1] == losses[2]
     without = run(federation({"name": "local"}, rounds=1))[1]
     assert [record.train_loss for record in without] != losses[0]
+
+
+@pytest.mark.parametrize("name", ["crad", "fedmd"])
+def test_peers_notice_that_their_transfer_images_differ(tmp_path: Path, name: str) -> None:
+    """By what they greet one another with, whatever the method: labels and shapes are the same."""
+    images = dataset().train.images[:, 0]
+    places = transfer_set(dataset().train.labels, settings({"name": name}).data, 1024)
+    said = []
+    elsewhere = np.setdiff1d(SPLIT.train, places)
+    for number, changed in enumerate((None, places[3], elsewhere[0])):
+        mine = images.copy()
+        if changed is not None:
+            mine[changed, 0, 0] ^= 1
+        labels = dataset().train.labels
+        path = tmp_path / f"{number}.npz"
+        np.savez(path, train_images=mine, train_labels=labels, test_images=images[:9], test_labels=labels[:9])
+        data = {**DATA, "dataset": f"npz:{path}", "samples": None, "partition": {"min_size": 1}}
+        arguments = argparse.Namespace(
+            id=7, device="cpu", precision="float32", data_dir=tmp_path, peers=tmp_path / "peers.yaml", download=False
+        )
+        arguments.scratch, arguments.count_key = tmp_path / "scratch", None
+        events = io.StringIO()
+        Learner(settings({"name": name}, data=data), arguments, events)
+        said.append(json.loads(events.getvalue())["partition_digest"])
+    assert said[0] != said[1]
+    assert said[0] == said[2]  # of own images nobody is told anything
+
+
+def test_a_transfer_set_from_the_command_line() -> None:
+    quick = Quick(method="fedmd", transfer_samples=50)
+    assert quick.given() == ["--method", "--transfer-samples"]
+    assert federation_of(quick, ["127.0.0.1:1", "127.0.0.1:2"]).data.transfer_samples == 50
+    with pytest.raises(ConfigurationError, match=r"data\.transfer_samples: it is missing, and method fedmd"):
+        federation_of(Quick(method="fedmd"), ["127.0.0.1:1", "127.0.0.1:2"])
 
 
 def test_the_layout_of_predictions() -> None:
