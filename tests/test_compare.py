@@ -194,14 +194,11 @@ signal.pause()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_an_engine_that_is_closed_ends_what_it_has_begun(tmp_path: Path) -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text().split()
     happenings = LocalEngine(Machine(2, None, (Device("cpu"),))).run(stuck_jobs(tmp_path, 3))
     assert [(type(each), each.job.name) for each in next(happenings)] == [(Began, "0"), (Began, "1")]
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    begun = [
-        Path("/proc") / pid
-        for pid in children
-        if b"launch.compare.run" in (Path("/proc") / pid / "cmdline").read_bytes()
-    ]
+    begun = [Path("/proc", pid) for pid in children.read_text().split() if pid not in before]
     assert len(begun) == 2
     happenings.close()
     assert not any(process.exists() for process in begun)
