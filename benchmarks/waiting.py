@@ -6,7 +6,8 @@
 Its learner is stopped two thirds of every tenth of a second. From the events that the other peers record is taken how
 much of the time of each teacher pass lay before the last snapshot arrived; that is what need not be done after it. Only
 passes of peers that waited count: those that had published before that snapshot came. The most that is possible is the
-part of the others in the pass, for the slow peer's own snapshot comes last.
+part of the others in the pass, for the slow peer's own snapshot comes last; and a peer that published shortly before it
+had no more time than that. So the second figure is what was done, of what could have been done in that time.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def main() -> None:
         others = [peer for peer in range(arguments.count) if peer != arguments.slow]
         passes = [each for peer in others for each in parts(out / "peers" / str(peer), arguments)]
     done = [done for done, _ in passes]
-    possible = [possible for _, possible in passes]
+    used = [used for _, used in passes]
     print(f"of the {len(passes)} teacher passes of {len(others)} peers that waited, before the last snapshot came:")
-    print(f"{in_words(done)}; without the last teacher's own part: {in_words(possible)}")
+    print(f"{in_words(done)}; of what there was time for: {in_words(used)}")
     given = {**described(arguments), "slow": arguments.slow}
-    write(arguments.json, "waiting", {**given, "part_done": spread(done), "part_possible": spread(possible)})
+    write(arguments.json, "waiting", {**given, "part_done": spread(done), "part_used": spread(used)})
 
 
 def run(out: Path, arguments: argparse.Namespace) -> None:
@@ -77,7 +78,9 @@ def slow_down(pid: int, times: float, ended: threading.Event) -> None:
 
 
 def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float]]:
-    """Of every round for which it waited: what part of the teacher pass lay before the last snapshot; what could."""
+    """Of every round for which it waited: what part of the teacher pass lay before the last snapshot; and what part of
+    that which could, in the time since it had published and without the last teacher's own.
+    """
     published: dict[int, float] = {}
     held: dict[tuple[int, int], float] = {}  # by peer and round
     begun: dict[tuple[int, int], float] = {}
@@ -107,7 +110,8 @@ def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float
         final = max(spans, key=lambda peer: held[peer, number])
         total = sum(end - start for start, end in spans.values())
         before = sum(max(0.0, min(end, last) - start) for start, end in spans.values())
-        found.append((before / total, 1 - (spans[final][1] - spans[final][0]) / total))
+        could = min(total - (spans[final][1] - spans[final][0]), last - published[number])
+        found.append((before / total, before / could))
     return found
 
 
