@@ -40,6 +40,9 @@ ALLOWED = {
 #: What lineage.jsonl may grow beyond its share, since samples do not lie evenly over the rounds.
 UNEVEN = 1.1
 
+#: Fewer say nothing: caches fill up meanwhile, and samples are too few to lie evenly.
+LEAST_ROUNDS = 60
+
 #: By name of the resource: (round, value) of all peers.
 Samples = dict[str, list[tuple[int, float]]]
 
@@ -49,6 +52,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=200)
     arguments = parser.parse_args()
+    if arguments.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds {arguments.rounds}: what grows can be told from {LEAST_ROUNDS} rounds on")
     with tempfile.TemporaryDirectory() as folder:
         samples = run(arguments.count, arguments.rounds, Path(folder))
         line = max(path.stat().st_size for path in Path(folder).glob("run/peers/*/rounds/*/manifest.json")) + 1

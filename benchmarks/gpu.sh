@@ -2,11 +2,15 @@
 # What a GPU does with it, in under nine minutes: the teacher pass, memory at N = 10 and 100, and the paper's setting.
 #
 #     benchmarks/gpu.sh cifar10.npz OUT             # on a machine with CUDA; cifar10.npz: train_images, train_labels, …
-#     benchmarks/gpu.sh cifar10.npz OUT cpu 30      # the same at tiny sizes on a CPU, to try the script
+#     benchmarks/gpu.sh cifar10.npz OUT cpu 120     # the same at tiny sizes on a CPU, to try the script
 #
 # OUT gets a text and a JSON file a part, and the logs and histories of the runs. A part that fails does not keep the
 # others from running; the script then ends with 1.
 set -uo pipefail
+if [ $# -lt 2 ] || [ ! -r "$1" ]; then
+    echo "usage: $0 DATA.npz OUT [DEVICE [SECONDS]]; DATA.npz must be there${1:+, and $1 is not}" >&2
+    exit 2
+fi
 data=$(realpath "$1")
 out=$2
 device=${3:-cuda}

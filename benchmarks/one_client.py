@@ -62,6 +62,8 @@ def _make_snapshots(folder: Path, classes: int, pool: str) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 8:
+        sys.exit(__doc__)
     folder, pool = Path(sys.argv[1]), sys.argv[5].split(",")
     count, samples, classes, rounds = map(int, (*sys.argv[2:5], sys.argv[6]))
     torch.set_num_threads(1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,5 +39,19 @@ def in_words(values: Sequence[float], digits: int = 2) -> str:
 def write(path: Path | None, name: str, figures: Mapping[str, Any]) -> None:
     """As JSON, if a file was asked for."""
     if path is not None:
-        path.write_text(json.dumps({"benchmark": name, "machine": machine(), **figures}, indent=1) + "\n")
+        command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_without_file(sys.argv[1:])])
+        found = {"benchmark": name, "command": command, "machine": machine(), **figures}
+        path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"Written to {path}")
+
+
+def _without_file(options: Sequence[str]) -> list[str]:
+    """What was asked for, but for where it is written, and with the names of files alone."""
+    kept = []
+    words = iter(options)
+    for word in words:
+        if word == "--json":
+            next(words, None)
+        elif not word.startswith("--json="):
+            kept.append(Path(word).name if os.sep in word else word)
+    return kept

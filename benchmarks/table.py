@@ -32,8 +32,8 @@ def of_teachers(precision: str) -> Callable[[dict[str, Any]], str]:
     def show(found: dict[str, Any]) -> str:
         each = found["precision"][precision]
         return (
-            f"{figure(each['ratio'])} times; top-1 equal on {100 * each['targets_with_the_same_top1']:.2f} %, mean "
-            f"absolute difference {each['mean_absolute_difference']:.1e}"
+            f"{figure(each['ratio'])} times; top-1 equal on {100 * each['targets_with_the_same_top1']:.2f} % of "
+            f"{found['images']} images, mean absolute difference {each['mean_absolute_difference']:.1e}"
         )
 
     return show
@@ -76,7 +76,7 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
         "within 5 %",
         "learner_memory",
         lambda found: figure(found["ratio"], "{:.3f}"),
-        "learner_memory.py",
+        "learner_memory.py --runs 2",
     ),
     (
         "round time over the learners' CPU seconds divided by the cores",
@@ -86,14 +86,14 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
             f"{figure(found['ratio'])}, with {found['samples']} images in all and "
             f"{found['seconds']['median']:.0f} s a round"
         ),
-        "round_time.py --data cifar10.npz",
+        "round_time.py --data cifar10.npz --rounds 2",
     ),
     (
         "one peer three times slower: part of the others' teacher pass done before its snapshot arrives",
         "≥ 80 %",
         "waiting",
-        lambda found: percent(found["part_done"]),
-        "waiting.py --data cifar10.npz",
+        lambda found: f"{percent(found['part_done'])}; of what there was time for {percent(found['part_used'])}",
+        "waiting.py --data cifar10.npz --samples 1000",
     ),
     (
         "moving snapshots over mutual TLS: CPU seconds a GB, both ends, against raw TLS sockets of Python",
@@ -162,12 +162,15 @@ def frameworks() -> str:
         cells += [f"{size / 1e6:.0f} MB" for size in sizes]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     training = found["training_cpu_seconds_per_round"]["median"] + found["validation_cpu_seconds_per_round"]["median"]
-    versions = sorted({f"{k} {v}" for each in found["candidates"].values() for k, v in each["versions"].items()})
+    versions = (
+        f"{name} with {', '.join(f'{k} {v}' for k, v in each['versions'].items())}"
+        for name, each in found["candidates"].items()
+    )
     lines += [
         "",
         f"{found['peers']} clients with {found['training_images']} training images in all, {found['arch']}, "
         f"{found['rounds']} rounds, of which the first and the last do not count; training and validating alone take "
-        f"{training:.1f} CPU seconds a round. Versions: {', '.join(versions)}.",
+        f"{training:.1f} CPU seconds a round. Versions: {'; '.join(versions)}.",
     ]
     return "\n".join(lines) + "\n"
 

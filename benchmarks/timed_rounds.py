@@ -4,7 +4,8 @@
 
 In the setting of the paper: ten peers, Dirichlet alpha = 0.3, one local epoch a round, at most 300 rounds. Started
 again with the same --out, the meshes continue. Printed are the rounds that every peer has finished, the seconds of a
-round, and the mean accuracy on the common test set where it was evaluated last.
+round, and the mean accuracy on the common test set where it was evaluated last. Ends with 1 if some method has not made
+two rounds, of which no time of a round could be told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,13 +44,18 @@ def main() -> None:
             for method, process in running.items():
                 check(process, arguments.out / method)
             time.sleep(0.5)
-    figures = {}
+    figures, too_few = {}, []
     for method in arguments.methods:
         figures[method] = found = read(arguments.out / method, arguments.count)
+        if found["seconds_a_round"] is None:
+            too_few.append(method)
+            continue
         accuracy, number = found["mean_global_accuracy"], found["evaluated_round"]
         known = f"{100 * accuracy:.1f} % after round {number}" if accuracy is not None else "not evaluated yet"
         print(f"{method}: {found['rounds']} rounds, {found['seconds_a_round']} s a round, mean global accuracy {known}")
     write(arguments.json, "timed_rounds", {**described(arguments), "methods": figures})
+    if too_few:
+        sys.exit(f"{arguments.seconds:g} s were not enough for two rounds of {', '.join(too_few)}; give more --seconds")
 
 
 def read(out: Path, count: int) -> dict[str, Any]:

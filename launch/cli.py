@@ -35,6 +35,7 @@ from crad_p2p.lines import say
 from crad_p2p.methods.catalogue import METHODS
 from crad_p2p.results import RoundRecord, Summary
 from launch import certs, template
+from launch.beforehand import require_data
 from launch.children import environment
 from launch.collect import collect, write_results
 from launch.computing import Computing
@@ -83,9 +84,16 @@ Participation = Annotated[
     int | None, typer.Option(help="Peers that take part in a round, drawn anew each (all).", rich_help_panel=_QUICK)
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each learner (cores / peers).")]
-Device = Annotated[str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.")]
+Device = Annotated[
+    str,
+    typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", callback=options.require_device),
+]
 Precision = Annotated[
-    str, typer.Option(help="In what teachers compute: auto (bfloat16 where that is faster), float32, bfloat16.")
+    str,
+    typer.Option(
+        help="In what teachers compute: auto (bfloat16 where that is faster), float32, bfloat16.",
+        callback=options.require_precision,
+    ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's files first if they are missing.")]
@@ -142,6 +150,8 @@ def up(
     federation = resolve(peers, quick, data_dir)
     data_dir = data_directory(peers, data_dir)
     out = out.resolve()
+    if download or not (out / "peers.yaml").exists():  # a run that goes on has been through this
+        require_data(federation, data_dir, download=download)
     _make_directory(out)
     lock = Lock(out / "lock")
     lock.take(f"a mesh is already running in {out}", "wait for it, stop it, or choose another --out")
@@ -151,8 +161,6 @@ def up(
     with_alone = (peers is None if alone is None else alone) and federation.method.name != "local"
     finished = _finished(out, federation, "grpc")
     if finished is None or recover:
-        if download:
-            _download(federation, data_dir)
         _announce(console, federation, out, threads)
         finished = _run_mesh(console, federation, out, computing, recover)
     else:
@@ -534,13 +542,6 @@ def _finished(out: Path, federation: Federation, transport: str) -> Summary | No
     if not same:
         raise ConfigurationError(f"{out} holds the results of another run; choose another --out")
     return summary if summary.complete else None
-
-
-def _download(federation: Federation, data_dir: Path) -> None:
-    """Once, before many processes would do it at the same time."""
-    from crad_p2p.data.datasets import load_dataset
-
-    load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=True)
 
 
 def _announce(console: Console, federation: Federation, out: Path, threads: int) -> None:

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from crad_p2p.errors import UsageError
+
+
+def require_device(name: str) -> str:
+    """See that it is the name of a device; whether it is there is known where torch is.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise UsageError(f"--device {name}: there is no such kind of device; use auto, cpu, cuda, cuda:1 or mps")
+    return name
+
+
+def require_precision(name: str) -> str:
+    """Likewise for ``--precision``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if name not in ("auto", "float32", "bfloat16"):
+        raise UsageError(f"--precision {name}: use auto, float32 or bfloat16")
+    return name
+
 
 Id = Annotated[int, typer.Option("--id", help="Which peer of the file this is.", envvar="CRAD_ID")]
 PeersFile = Annotated[
@@ -28,13 +54,17 @@ Download = Annotated[
     typer.Option("--download", help="Fetch the data set's files first if they are missing.", envvar="CRAD_DOWNLOAD"),
 ]
 Device = Annotated[
-    str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", envvar="CRAD_DEVICE")
+    str,
+    typer.Option(
+        help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps.", envvar="CRAD_DEVICE", callback=require_device
+    ),
 ]
 Precision = Annotated[
     str,
     typer.Option(
         help="In what teachers compute: auto (bfloat16 where the hardware gains by it), float32, bfloat16.",
         envvar="CRAD_PRECISION",
+        callback=require_precision,
     ),
 ]
 Threads = Annotated[

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from processes import Peers, until, up_command
 
+from crad_p2p.errors import ExitCode
 from crad_p2p.forking import is_supported
 from peer.lock import Lock
 
@@ -135,6 +136,25 @@ def test_the_federation_file_is_never_overwritten(tmp_path):
     assert (tmp_path / "peers.yaml").read_text() == before
     assert mesh("init", "other.yaml", "--dataset", "nonsense", cwd=tmp_path).returncode == 3
     assert not (tmp_path / "other.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "said"),
+    [
+        (["--precision", "fp16"], ExitCode.USAGE, "--precision fp16: use auto, float32 or bfloat16"),
+        (["--device", "gpu"], ExitCode.USAGE, "--device gpu: there is no such kind of device; use auto, cpu, "),
+        (["--count", "30", "--samples", "200"], ExitCode.CONFIGURATION, "data.partition: min_size 10 for each of 30 "),
+        (["--dataset", "npz:none.npz"], ExitCode.DATA, "none.npz: not found; "),
+    ],
+    ids=["precision", "device", "shards", "data"],
+)
+def test_what_cannot_be_is_said_before_anything_is_written_or_started(tmp_path, wrong, code, said):
+    ended = mesh("up", *wrong, "--out", "run", cwd=tmp_path)
+    assert ended.returncode == code
+    assert ended.stdout == ""
+    assert "peer" not in ended.stderr.partition(": ")[2].partition(":")[0]  # it is nobody's fault
+    assert said in " ".join(ended.stderr.split())
+    assert not any(tmp_path.iterdir())
 
 
 def test_one_mesh_a_directory(tmp_path):
