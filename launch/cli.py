@@ -548,13 +548,17 @@ def _announce(console: Console, federation: Federation, out: Path, threads: int)
     data, method = federation.data, federation.method
     rounds = f"{federation.rounds} round{'s' if federation.rounds > 1 else ''}"
     console.print(
-        f"{len(federation.peers)} peers learn {data.dataset} by {method.name} for {rounds}, each a process of its own "
+        f"{_peers(federation)} {data.dataset} by {method.name} for {rounds}, each a process of its own "
         f"with {threads} CPU thread{'s' if threads > 1 else ''}.\n"
         f"Shards: Dirichlet alpha {data.partition.alpha:g}, seed {federation.seed}. "
         f"Architectures: {', '.join(dict.fromkeys(peer.arch for peer in federation.peers))}.\n"
         f"Everything is written to {out}; Ctrl-C stops, the same command continues.",
         highlight=False,
     )
+
+
+def _peers(federation: Federation) -> str:
+    return "1 peer learns" if len(federation.peers) == 1 else f"{len(federation.peers)} peers learn"
 
 
 def _run_mesh(console: Console, federation: Federation, out: Path, computing: Computing, recover: bool) -> Summary:

@@ -44,7 +44,10 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
 
 def _curves(runs: Sequence[Outcome], title: str, path: Path) -> None:
     figure, panel = _panel(title, "round", "global accuracy (%)")
-    _lines(panel, series.learning_curves(runs))
+    lines = series.learning_curves(runs)
+    _lines(panel, lines)
+    if len({x for line in lines for x in line.x}) == 1:  # else the axis is of fractions of a round
+        panel.set_xticks(lines[0].x)
     _save(figure, panel, path, _seeds(runs))
 
 
@@ -64,13 +67,16 @@ def _clients(runs: Sequence[Outcome], title: str, path: Path) -> None:
     found = series.clients(runs)
     figure, panel = _panel(title, "peer", "global accuracy (%)")
     places = range(len(found))
-    for number, method in enumerate(found[0].accuracy if found else ()):
+    methods = list(found[0].accuracy) if found else []
+    for number, method in enumerate(methods):
         values = [_or_nan(client.accuracy[method]) for client in found]
-        panel.plot(places, values, linestyle="none", label=method, **_style(number))
+        beside = (number - (len(methods) - 1) / 2) * 0.7 / len(methods)  # so that equal ones do not hide one another
+        panel.plot([x + beside for x in places], values, linestyle="none", label=method, **_style(number))
+    panel.set_ylim(bottom=0)
     panel.set_xticks(places, [str(client.peer) for client in found], fontsize=8 if len(found) < 30 else 4)
-    beside = panel.twinx()
-    beside.bar(places, [client.train_samples for client in found], color="#dddddd", zorder=0)
-    beside.set_ylabel("training images (bars)")
+    right = panel.twinx()
+    right.bar(places, [client.train_samples for client in found], color="#dddddd", zorder=0)
+    right.set_ylabel("training images (bars)")
     panel.set_zorder(1)
     panel.patch.set_visible(False)
     _save(figure, panel, path, _seeds(runs, bands=False))
@@ -80,11 +86,13 @@ def _lines(panel: Any, lines: Sequence[series.Line]) -> None:
     for number, line in enumerate(lines):
         style = _style(number)
         middle = [_or_nan(spread.mean) for spread in line.y]
-        panel.plot(line.x, middle, label=line.method, linewidth=1.2, **style)
+        # The first named lies above the others, each a little thinner than what it may cover.
+        above = {"zorder": 3 - number / 100, "linewidth": 1.2 + 0.15 * number}
+        panel.plot(line.x, middle, label=line.method, **above, **style)
         if any(spread.deviation is not None for spread in line.y):  # one seed has no band
             wide = [spread.deviation or 0.0 for spread in line.y]
-            low = [mid - each for mid, each in zip(middle, wide, strict=True)]
-            high = [mid + each for mid, each in zip(middle, wide, strict=True)]
+            low = [max(0.0, mid - each) for mid, each in zip(middle, wide, strict=True)]
+            high = [min(100.0, mid + each) for mid, each in zip(middle, wide, strict=True)]
             panel.fill_between(line.x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
