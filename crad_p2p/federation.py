@@ -118,12 +118,46 @@ class _Model(BaseModel):
 
 
 class PartitionSettings(_Model):
-    """How one common training set is cut into shards (a stand-in for hospitals with data of their own)."""
+    """How one common training set is cut into shards (a stand-in for hospitals with data of their own): with kind
+    ``dirichlet`` class by class, with kind ``groups`` into whole groups of images, such as those of one patient.
 
-    kind: Literal["dirichlet"] = "dirichlet"
+    ``by`` belongs to ``groups`` alone, ``alpha`` and ``balance`` to ``dirichlet``.
+    """
+
+    kind: Literal["dirichlet", "groups"] = "dirichlet"
+    by: str | None = Field(None, description="groups: the array train_BY of the file says who is alike")
     alpha: float = Field(0.3, gt=0, description="concentration of the per-class Dirichlet draw over peers")
     min_size: int = Field(10, ge=1, description="the draw is repeated until every shard has this many samples")
     balance: bool = Field(True, description="a peer that holds its even share already gets no more of later classes")
+
+    @model_validator(mode="after")
+    def _settings_are_of_this_kind(self) -> Self:
+        if self.kind == "dirichlet":
+            if self.by is not None:
+                raise ValueError("'by' belongs to kind groups, and the kind is dirichlet; leave one of them out")
+            return self
+        for name in _OF_DIRICHLET:
+            if name in self.model_fields_set:
+                raise ValueError(f"'{name}' belongs to kind dirichlet, and the kind is groups; leave one of them out")
+        if not self.by:
+            raise ValueError(
+                "'by' is missing, and kind groups needs it: with 'by: patient', the array train_patient of the .npz "
+                "file says of every training image to which group it belongs"
+            )
+        return self
+
+    def as_tree(self) -> dict[str, Any]:
+        """Plain values, of the settings of one kind only those of this one."""
+        others = {"by"} if self.kind == "dirichlet" else set(_OF_DIRICHLET)
+        return self.model_dump(mode="json", exclude=others)
+
+    def describe(self) -> str:
+        """For people."""
+        return f"Dirichlet alpha {self.alpha:g}" if self.by is None else f"whole groups by {self.by}"
+
+
+#: What kind ``groups`` has no use for.
+_OF_DIRICHLET = ("alpha", "balance")
 
 
 class DataSettings(_Model):
@@ -135,6 +169,16 @@ class DataSettings(_Model):
     samples: int | None = Field(None, ge=1, description="use at most so many training images in all, drawn by the seed")
     transfer_samples: int | None = Field(None, ge=1, description="cut so many images out before the shards, for all")
     augmentation: Literal["auto", "none", "crop", "crop_hflip", "hvflip"] = "auto"
+
+    @model_validator(mode="after")
+    def _groups_stand_in_a_file(self) -> Self:
+        if self.partition.by is not None and not self.dataset.startswith("npz:"):
+            raise ValueError(
+                f"the partition is of kind groups, and data set {self.dataset} has none: use a file, npz:PATH, with an "
+                f"array train_{self.partition.by} that says of every training image to which group it belongs, or kind "
+                f"dirichlet"
+            )
+        return self
 
 
 class FedMkdSettings(_Model):
@@ -436,6 +480,7 @@ class Federation(_Model):
             del tree["participation"]
         if self.data.transfer_samples is None:
             del tree["data"]["transfer_samples"]
+        tree["data"]["partition"] = self.data.partition.as_tree()
         tree["method"] = self.method.as_tree()
         return tree
 

@@ -74,13 +74,15 @@ class Learner:
         precision = resolve_precision(arguments.precision, device)
         data_dir = arguments.data_dir or arguments.peers.parent
         dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=arguments.download)
-        splits = make_splits(dataset.train.labels, federation.data, federation.ids, federation.seed)
-        transfer = dataset.train.images[transfer_set(dataset.train.labels, federation.data, federation.seed)]
+        labels, groups = dataset.train.labels, dataset.train.groups
+        splits = make_splits(labels, federation.data, federation.ids, federation.seed, groups)
+        own = splits[arguments.id]
+        transfer = dataset.train.images[transfer_set(labels, federation.data, federation.seed)]
         self._client = Client(
             federation,
             arguments.id,
             dataset,
-            splits[arguments.id],
+            own,
             device=device,
             precision=precision,
             folder=arguments.scratch,
@@ -96,9 +98,13 @@ class Learner:
             train_samples=self._client.train_samples,
             class_names=list(dataset.class_names),
             image_shape=list(dataset.train.images.shape[1:]),
-            partition_digest=partition_digest(dataset.train.labels, splits, transfer),
+            # How many groups there are to learn from, to validate and to test; null where shards are not made of them.
+            groups=None
+            if groups is None
+            else [len(np.unique(groups[part])) for part in (own.train, own.validation, own.test)],
+            partition_digest=partition_digest(labels, splits, transfer, groups),
             validation_counts={  # the data are common, so every peer knows what the others count
-                peer: np.bincount(dataset.train.labels[split.validation], minlength=classes).tolist()
+                peer: np.bincount(labels[split.validation], minlength=classes).tolist()
                 for peer, split in splits.items()
             },
             device=str(device),

@@ -136,7 +136,8 @@ class _Simulation:
     @contextmanager
     def _clients(self) -> Iterator[list[Client]]:
         ids = self._federation.ids
-        splits = make_splits(self._dataset.train.labels, self._federation.data, ids, self._federation.seed)
+        train, seed = self._dataset.train, self._federation.seed
+        splits = make_splits(train.labels, self._federation.data, ids, seed, train.groups)
         folder = Path(tempfile.mkdtemp(prefix="crad-simulate-"))
         try:
             yield [

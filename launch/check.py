@@ -102,7 +102,7 @@ class Check:
                     own_data.set_result(data)
                     if probe is not None:
                         probe.show(data)
-                    for finding in (describe_data(ready), room.memory, room.disk):
+                    for finding in (describe_data(ready, self._federation, self._id), room.memory, room.disk):
                         yield finding
             if not can_call:
                 if others:

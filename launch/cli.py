@@ -550,7 +550,7 @@ def _announce(console: Console, federation: Federation, out: Path, threads: int)
     console.print(
         f"{_peers(federation)} {data.dataset} by {method.name} for {rounds}, each a process of its own "
         f"with {threads} CPU thread{'s' if threads > 1 else ''}.\n"
-        f"Shards: Dirichlet alpha {data.partition.alpha:g}, seed {federation.seed}. "
+        f"Shards: {data.partition.describe()}, seed {federation.seed}. "
         f"Architectures: {', '.join(dict.fromkeys(peer.arch for peer in federation.peers))}.\n"
         f"Everything is written to {out}; Ctrl-C stops, the same command continues.",
         highlight=False,

@@ -14,7 +14,7 @@ import pytest
 
 from crad_p2p.data.datasets import Dataset, load_dataset
 from crad_p2p.errors import DataError
-from crad_p2p.federation import DataSettings
+from crad_p2p.federation import DataSettings, PartitionSettings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 NOWHERE = Path("no-such-folder")
@@ -257,6 +257,76 @@ def test_a_damaged_npz_is_refused_wherever_the_damage_is(tmp_path: Path) -> None
             continue
         np.testing.assert_array_equal(dataset.train.images, original.train.images)
         np.testing.assert_array_equal(dataset.test.labels, original.test.labels)
+
+
+# ---------------------------------------------------------------------------------------------------------- groups
+
+BY_SITE = PartitionSettings(kind="groups", by="site")
+NUMBERS = [7, 7, 2, 100, 2, 7, 3, 3, 3, 100, 2, 0]  # of 12 images
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(NUMBERS, dtype=np.uint8),
+        np.array(NUMBERS)[:, None],
+        np.array(NUMBERS, dtype=np.float32),
+        np.array(list(map(str, NUMBERS))),
+        np.array([f"patient {number}" for number in NUMBERS])[:, None],
+        np.array(list(map(str, NUMBERS)), dtype="S"),
+    ],
+    ids=lambda values: str(values.dtype),
+)
+def test_groups_are_numbered_in_the_order_of_their_images_whatever_they_are_called(
+    tmp_path: Path, values: np.ndarray
+) -> None:
+    train = load(save(tmp_path / "a.npz", arrays() | {"train_site": values}), partition=BY_SITE).train
+    assert train.groups is not None
+    assert train.groups.dtype == np.int64
+    assert train.groups.tolist() == [0, 0, 1, 2, 1, 0, 3, 3, 3, 2, 1, 4]
+
+
+def test_groups_go_with_their_images_and_are_read_only_where_they_are_used(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.npz", arrays(60) | {"train_site": np.arange(60) // 5})
+    whole, kept = load(source, partition=BY_SITE).train, load(source, partition=BY_SITE, samples=20).train
+    place = {image.tobytes(): i for i, image in enumerate(whole.images)}
+    assert kept.groups is not None
+    assert whole.groups is not None
+    assert len(kept.groups) == 20
+    assert kept.groups.tolist() == [whole.groups[place[image.tobytes()]] for image in kept.images]
+    np.testing.assert_array_equal(load(source, samples=20).train.images, kept.images)
+    assert load(source).train.groups is None
+    assert load(source, partition=BY_SITE).test.groups is None
+    unfit = save(tmp_path / "b.npz", arrays() | {"train_site": np.zeros(3)})
+    assert load(unfit).train.groups is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.arange(11), "'train_site' has 11 rows for 12 images in 'train_images'; every image needs one group"),
+        (np.zeros((12, 2), int), "'train_site' must be whole numbers or strings of shape [n] or [n, 1]"),
+        (np.array(3), "found int64 []"),
+        (np.zeros(12, bool), "found bool [12]"),
+        (np.where(np.arange(12) == 4, np.nan, 1.0), "'train_site' row 4 is nan, but groups must be whole numbers"),
+        (np.where(np.arange(12) == 4, np.inf, 1.0), "'train_site' row 4 is inf"),
+        (np.where(np.arange(12) == 5, 0.5, 1.0), "'train_site' row 5 is 0.5"),
+        (np.where(np.arange(12) == 6, "", "a"), "'train_site' row 6 is empty"),
+        (np.array([1, "a"] * 6, dtype=object), "'train_site' cannot be read"),
+    ],
+    ids=str,
+)
+def test_groups_that_are_refused(tmp_path: Path, values: np.ndarray, expected: str) -> None:
+    path = tmp_path / "wrong.npz"
+    sentence = refusal(save(path, arrays() | {"train_site": values}), partition=BY_SITE)
+    assert sentence.startswith(f"{path}: ")
+    assert expected in sentence
+
+
+def test_groups_that_are_not_there_are_named_with_the_arrays_that_are(tmp_path: Path) -> None:
+    sentence = refusal(save(tmp_path / "a.npz", arrays() | {"train_patient": np.arange(12)}), partition=BY_SITE)
+    assert "must hold the array train_site, which says of every training image to which group it belongs" in sentence
+    assert "found train_images, train_labels, test_images, test_labels, train_patient; add it, or name an" in sentence
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR

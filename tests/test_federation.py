@@ -175,7 +175,7 @@ def test_loopback_addresses() -> None:
         ("data.holdout", float("nan"), "must be a finite number, found nan"),
         ("data.samples", 0, "must be greater than or equal to 1, found 0"),
         ("data.augmentation", "flip", "must be 'auto', 'none', 'crop', 'crop_hflip' or 'hvflip', found 'flip'"),
-        ("data.partition.kind", "iid", "must be 'dirichlet', found 'iid'"),
+        ("data.partition.kind", "iid", "must be 'dirichlet' or 'groups', found 'iid'"),
         ("data.partition.alpha", 0, "must be greater than 0, found 0"),
         ("data.partition.alpha", float("inf"), "must be a finite number, found inf"),
         ("data.partition.min_size", 0, "must be greater than or equal to 1, found 0"),
@@ -211,7 +211,7 @@ def test_loopback_addresses() -> None:
             "must hold the fields dataset, partition, holdout, samples, transfer_samples, augm.*, found None",
         ),
         ("data", "digits", "must hold the fields dataset, .*found 'digits'"),
-        ("data.partition", 0.3, "must hold the fields kind, alpha, min_size, balance, found 0.3"),
+        ("data.partition", 0.3, "must hold the fields kind, by, alpha, min_size, balance, found 0.3"),
         ("peers.1", "b.example.org:7400", "must hold the fields id, address, arch, found 'b.example.org:7400'"),
         ("peers", None, "found None"),
     ],
@@ -279,7 +279,7 @@ def test_every_data_set_but_chestmnist_of_the_2d_ones() -> None:
         ),
         (
             "data.partition.alpah",
-            "'data.partition.alpah' is not a field; did you mean 'alpha'? allowed are kind, alpha",
+            "'data.partition.alpah' is not a field; did you mean 'alpha'? allowed are kind, by, alpha",
         ),
         ("method.temperatur", "'method.temperatur' is not a field; did you mean 'temperature'? allowed are name, temp"),
         (
@@ -389,6 +389,58 @@ def test_a_quorum_is_just_over_half_unless_told_otherwise(peers: int, least: int
 def test_what_belongs_to_a_quorum_is_not_silently_ignored(field: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{field}' belongs to policy quorum, and the policy is all"):
         build(tree_with(f"barrier.{field}", 2))
+
+
+# ------------------------------------------------------------------------------------------------------------ partition
+
+GROUPS = tree_with("data", {"dataset": "npz:a.npz", "partition": {"kind": "groups", "by": "patient"}})
+
+
+def test_shards_of_whole_groups_are_written_down_and_read_again() -> None:
+    federation = build(GROUPS)
+    assert federation.as_tree()["data"]["partition"] == {"kind": "groups", "by": "patient", "min_size": 10}
+    assert federation.data.partition.describe() == "whole groups by patient"
+    assert build().data.partition.describe() == "Dirichlet alpha 0.3"
+    again = build(federation.as_tree())
+    assert again.digest() == federation.digest()
+    named = {name: value for name, value in federation.agreed().items() if name.startswith("data.partition.")}
+    assert named == {"data.partition.kind": "groups", "data.partition.by": "patient", "data.partition.min_size": 10}
+    others = {"by": "hospital", "min_size": 11}
+    digests = {build(tree_with(f"data.partition.{field}", value, GROUPS)).digest() for field, value in others.items()}
+    assert len(digests | {federation.digest(), build(tree_with("data.dataset", "npz:a.npz")).digest()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (
+            tree_with("data.partition.alpha", 0.3, GROUPS),  # the default, but given
+            "data.partition: 'alpha' belongs to kind dirichlet, and the kind is groups; leave one of them out",
+        ),
+        (
+            tree_with("data.partition.balance", True, GROUPS),
+            "data.partition: 'balance' belongs to kind dirichlet, and the kind is groups; leave one of them out",
+        ),
+        (
+            tree_with("data.partition.by", "patient"),
+            "data.partition: 'by' belongs to kind groups, and the kind is dirichlet; leave one of them out",
+        ),
+        (
+            tree_with("data.partition.by", None, GROUPS),
+            "data.partition: 'by' is missing, and kind groups needs it: with 'by: patient', the array train_patient of",
+        ),
+        (tree_with("data.partition.by", "", GROUPS), "data.partition: 'by' is missing"),
+        (
+            tree_with("data.dataset", "pathmnist", GROUPS),
+            "data: the partition is of kind groups, and data set pathmnist has none: use a file, npz:PATH, with an "
+            "array train_patient that says",
+        ),
+    ],
+)
+def test_what_belongs_to_another_partition_is_not_silently_ignored(
+    tmp_path: Path, tree: dict[str, Any], message: str
+) -> None:
+    assert sentence(write(tmp_path, tree)).startswith(f": {message}")
 
 
 # ------------------------------------------------------------------------------------------------------- npz and digest

@@ -240,6 +240,18 @@ def test_digest_is_the_same_on_every_machine() -> None:
     )
 
 
+def test_the_shards_of_a_seed_are_what_they_always_were() -> None:
+    """Peers of earlier versions would be strangers, and runs lost."""
+    labels = np.arange(1500) % 10
+    known = {
+        None: "4bbfb9fe19fd317c20ade35d97405dbab166349eda133be20c8f2f18d8c0642c",
+        203: "ed1fac5814f85f7b6f35dd22447763ca87d59942c3811e16a2b5d782ac80c9c2",
+    }
+    for transfer, digest in known.items():
+        splits = make_splits(labels, DataSettings(transfer_samples=transfer), range(10), 1024)
+        assert partition_digest(labels, splits) == digest
+
+
 # ------------------------------------------------------------------------------------------------------- transfer sets
 
 WITH_TRANSFER = DataSettings(transfer_samples=203)

@@ -45,10 +45,12 @@ class ImageSet:
     Attributes:
         images: uint8 [n, C, H, W], C = 1 or 3, contiguous.
         labels: int64 [n], 0 <= label < number of classes.
+        groups: int64 [n], images of one group (patient) have one number; None where the settings name no groups.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -80,7 +82,7 @@ def load_dataset(settings: DataSettings, *, seed: int, data_dir: Path, download:
     """Load a data set into memory, its training part cut to ``settings.samples`` images.
 
     Args:
-        settings: which set, how many training images, which augmentation.
+        settings: which set, how many training images (groups are cut along), which augmentation, and which groups.
         seed: the federation seed; it draws the training images to keep, so all peers keep the same.
         data_dir: this host's folder for the files of CIFAR and MedMNIST; ``npz:PATH`` and digits do not use it.
         download: fetch absent files of CIFAR and MedMNIST into ``data_dir``. One process at a time.
@@ -94,13 +96,15 @@ def load_dataset(settings: DataSettings, *, seed: int, data_dir: Path, download:
     elif name in TORCHVISION_SETS:
         dataset = _load_cifar(name, data_dir, download)
     elif name.startswith("npz:"):
-        dataset = _with_default_moments(name, *_read_npz(Path(name.removeprefix("npz:"))))
+        path = Path(name.removeprefix("npz:"))
+        dataset = _with_default_moments(name, *_read_npz(path, group_by=settings.partition.by))
     else:
         dataset = _load_medmnist(name, data_dir, download)
     train = dataset.train
     if settings.samples is not None and settings.samples < len(train):
         kept = _stratified_draw(train.labels, settings.samples, generator(seed, "samples"))
-        train = ImageSet(train.images[kept], train.labels[kept])
+        groups = None if train.groups is None else train.groups[kept]
+        train = ImageSet(train.images[kept], train.labels[kept], groups)
     augmentation = settings.augmentation
     return dataclasses.replace(
         dataset,
@@ -214,9 +218,13 @@ def _load_medmnist(name: str, data_dir: Path, download: bool) -> Dataset:
 # ------------------------------------------------------------------------------------------------------------- npz
 
 
-def _read_npz(path: Path, class_names: tuple[str, ...] | None = None) -> tuple[ImageSet, ImageSet, tuple[str, ...]]:
-    """Read train part, test part and class names; ``class_names``, if given, stand above those of the file."""
-    arrays = _read_arrays(path)
+def _read_npz(
+    path: Path, class_names: tuple[str, ...] | None = None, group_by: str | None = None
+) -> tuple[ImageSet, ImageSet, tuple[str, ...]]:
+    """Read train part, test part and class names; ``class_names``, if given, stand above those of the file. The groups
+    of the train part are in its array ``train_`` ``group_by``.
+    """
+    arrays = _read_arrays(path, group_by)
     if class_names is None and "class_names" in arrays:
         class_names = _class_names(path, arrays["class_names"])
     images = {part: _images(path, f"{part}_images", arrays) for part in ("train", "test")}
@@ -231,12 +239,12 @@ def _read_npz(path: Path, class_names: tuple[str, ...] | None = None) -> tuple[I
         )
     if class_names is None:
         class_names = tuple(map(str, range(max(int(part.max()) for part in labels.values()) + 1)))
-    train, test = (ImageSet(images[part], labels[part]) for part in ("train", "test"))
-    return train, test, class_names
+    groups = None if group_by is None else _groups(path, f"train_{group_by}", arrays, len(images["train"]))
+    return ImageSet(images["train"], labels["train"], groups), ImageSet(images["test"], labels["test"]), class_names
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    required = ("train_images", "train_labels", "test_images", "test_labels")
+def _read_arrays(path: Path, group_by: str | None) -> dict[str, NDArray[Any]]:
+    required = ["train_images", "train_labels", "test_images", "test_labels"]
     key = None
     # A damaged file can make numpy, zipfile or a decompressor raise almost anything.
     try:
@@ -250,8 +258,14 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 raise DataError(
                     f"{path}: must hold the arrays {', '.join(missing)}, found {found}; add what is missing"
                 )
+            if group_by is not None and f"train_{group_by}" not in file.files:
+                raise DataError(
+                    f"{path}: must hold the array train_{group_by}, which says of every training image to which group "
+                    f"it belongs (data.partition.by: {group_by}), found {', '.join(file.files)}; add it, or name "
+                    f"another one"
+                )
             arrays = {}
-            for key in (*required, "class_names"):
+            for key in (*required, "class_names", *([] if group_by is None else [f"train_{group_by}"])):
                 if key in file.files:
                     arrays[key] = file[key]
             return arrays
@@ -261,7 +275,9 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path}: not found; give the path of an .npz file with {', '.join(required)}") from None
     except Exception as error:
         what = f"'{key}' cannot be read" if key else "cannot be read as an .npz file"
-        raise DataError(f"{path}: {what} ({_reason(error)}); save plain number arrays with numpy.savez") from None
+        raise DataError(
+            f"{path}: {what} ({_reason(error)}); save plain arrays, of numbers or strings, with numpy.savez"
+        ) from None
 
 
 def _class_names(path: Path, array: NDArray[Any]) -> tuple[str, ...]:
@@ -325,6 +341,38 @@ def _labels(
             f"({known}); renumber the classes"
         )
     return array.astype(np.int64)
+
+
+def _groups(path: Path, key: str, arrays: dict[str, NDArray[Any]], count: int) -> NDArray[np.int64]:
+    """The groups, numbered in the order of their first images: whatever they are called, all hosts number them alike.
+
+    Returns:
+        int64 [n].
+    """
+    array = arrays[key]
+    fits = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
+    if not fits or array.dtype.kind not in "iufUS":
+        raise DataError(
+            f"{path}: '{key}' must be whole numbers or strings of shape [n] or [n, 1], one for each training image, "
+            f"found {array.dtype} {_shape(array.shape)}; save the group of every image"
+        )
+    if len(array) != count:
+        raise DataError(
+            f"{path}: '{key}' has {len(array)} rows for {count} images in 'train_images'; every image needs one group"
+        )
+    array = array.reshape(-1)
+    if array.dtype.kind in "US":
+        bad = array == np.zeros(1, array.dtype)  # the empty string
+    else:
+        bad = ~np.isfinite(array) | (array != np.floor(array))
+    if bad.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"{path}: '{key}' row {row} is {str(array[row]) or 'empty'}, but groups must be whole numbers or strings; "
+            f"give every image a group"
+        )
+    _, first, number = np.unique(array, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first)).astype(np.int64)[number]
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Cutting one training set into shards for the peers, and each shard into train, validation and test; before that, if
-the settings want one, a transfer set that all have in common.
+the settings want one, a transfer set that all have in common. Shards of whole groups are made by
+:mod:`crad_p2p.data.groups`.
 
 Every peer computes the whole partition from the settings and the seed alone; :func:`partition_digest` lets two peers
 find out that they did not get the same one (another NumPy may draw other numbers).
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from crad_p2p.data.groups import groups_partition, hold_out_groups
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.federation import DataSettings
 from crad_p2p.randomness import generator
@@ -167,7 +169,13 @@ def transfer_set(labels: NDArray[np.int64], settings: DataSettings, seed: int) -
     return np.sort(np.concatenate(parts)).astype(np.int64)
 
 
-def make_splits(labels: NDArray[np.int64], settings: DataSettings, ids: Sequence[int], seed: int) -> dict[int, Split]:
+def make_splits(
+    labels: NDArray[np.int64],
+    settings: DataSettings,
+    ids: Sequence[int],
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
+) -> dict[int, Split]:
     """The split of every peer, by ascending id; the k-th id gets the k-th shard.
 
     Args:
@@ -175,32 +183,51 @@ def make_splits(labels: NDArray[np.int64], settings: DataSettings, ids: Sequence
         settings: partition, holdout and transfer set, of which no shard has an image.
         ids: all peers of the federation, in any order.
         seed: the federation seed.
+        groups: int64 [n], for kind ``groups``. The transfer set is taken out without regard to them.
 
     Raises:
-        ConfigurationError: see :func:`dirichlet_partition` and :func:`transfer_set`.
+        ConfigurationError: see :func:`dirichlet_partition`, :func:`groups_partition` and :func:`transfer_set`.
     """
     partition = settings.partition
     left = np.setdiff1d(np.arange(len(labels)), transfer_set(labels, settings, seed))
-    shards = dirichlet_partition(
-        labels[left],
-        len(ids),
-        partition.alpha,
-        generator(seed, "partition"),
-        min_size=partition.min_size,
-        balance=partition.balance,
-        what="the training set" + ("" if settings.transfer_samples is None else " without its transfer set"),
-    )
+    draw, what = generator(seed, "partition"), "the training set"
+    if settings.transfer_samples is not None:
+        what += " without its transfer set"
+    if partition.by is None:
+        shards = dirichlet_partition(
+            labels[left],
+            len(ids),
+            partition.alpha,
+            draw,
+            min_size=partition.min_size,
+            balance=partition.balance,
+            what=what,
+        )
+    else:
+        if groups is None:
+            raise ValueError("kind groups, and no groups of the training set")
+        shards = groups_partition(groups[left], len(ids), draw, by=partition.by, min_size=partition.min_size, what=what)
+
+    def hold_out(shard: NDArray[np.int64], draw: np.random.Generator) -> Split:
+        if partition.by is None or groups is None:
+            return split_holdout(labels, shard, settings.holdout, draw)
+        return Split(*hold_out_groups(groups, shard, settings.holdout, draw))
+
     return {
-        peer: split_holdout(labels, left[shard], settings.holdout, generator(seed, "holdout", peer=peer))
+        peer: hold_out(left[shard], generator(seed, "holdout", peer=peer))
         for peer, shard in zip(sorted(ids), shards, strict=True)
     }
 
 
 def partition_digest(
-    labels: NDArray[np.int64], splits: Mapping[int, Split], transfer: NDArray[np.uint8] | None = None
+    labels: NDArray[np.int64],
+    splits: Mapping[int, Split],
+    transfer: NDArray[np.uint8] | None = None,
+    groups: NDArray[np.int64] | None = None,
 ) -> str:
-    """sha256 (hex) over what all peers must have alike: the labels of the common training set, every split, and the
-    images of the transfer set, uint8 [S, C, H, W]: predictions on other images would say nothing, and look the same.
+    """sha256 (hex) over what all peers must have alike: the labels of the common training set, every split, the
+    images of the transfer set, uint8 [S, C, H, W]: predictions on other images would say nothing, and look the same;
+    and the groups, int64 [n], where shards are made of them.
     """
     digest = hashlib.sha256(labels.astype("<i8").tobytes())
     for peer in sorted(splits):
@@ -210,4 +237,7 @@ def partition_digest(
     if transfer is not None and len(transfer):
         digest.update(f"transfer set {transfer.shape}".encode())
         digest.update(np.ascontiguousarray(transfer).tobytes())
+    if groups is not None:
+        digest.update(f"groups {groups.shape}".encode())
+        digest.update(groups.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -134,7 +134,7 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> Non
     torch.set_num_threads(1)
     federation = load_federation(folder / "peers.yaml")
     images: Dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir)
-    labels = images.train.labels
+    train = images.train
     on = resolve_device(device)
     watch = _Watch(folder / HISTORY)
     with _scratch(folder / _SCRATCH):
@@ -153,7 +153,11 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> Non
         wall_seconds=wall,
         bytes_sent=bytes_sent(federation, classes=len(images.class_names), channels=images.train.images.shape[1]),
         device=str(on),
-        partition=partition_digest(labels, make_splits(labels, federation.data, federation.ids, federation.seed)),
+        partition=partition_digest(
+            train.labels,
+            make_splits(train.labels, federation.data, federation.ids, federation.seed, train.groups),
+            groups=train.groups,
+        ),
     ).write(folder / COST)
     write_results(folder, summary, history)
 

@@ -40,7 +40,7 @@ async def ask_learner(federation: Federation, host: Host) -> tuple[Message, Room
             await child.stop()
 
 
-def describe_data(ready: Message) -> Finding:
+def describe_data(ready: Message, federation: Federation, own_id: int) -> Finding:
     """What the learner has found."""
     count, classes = ready["train_samples"], len(ready["class_names"])
     channels, height, width = ready["image_shape"]
@@ -50,8 +50,22 @@ def describe_data(ready: Message) -> Finding:
         trains = f"{count} training image{'s' if count > 1 else ''} here"
     return ok(
         "data",
-        f"{trains}; {classes} classes, images {channels}x{height}x{width}, all labels in range; learner on "
-        f"{ready['device']}",
+        f"{trains}{_describe_groups(ready, federation, own_id)}; {classes} classes, images "
+        f"{channels}x{height}x{width}, all labels in range; learner on {ready['device']}",
+    )
+
+
+def _describe_groups(ready: Message, federation: Federation, own_id: int) -> str:
+    """Of a shard of whole groups: how many there are, and what their hold-out lacks; nothing of other shards."""
+    if ready["groups"] is None:
+        return ""
+    learn, validate, test = ready["groups"]
+    counts, least = ready["validation_counts"][str(own_id)], federation.method.min_support
+    rare = [name for name, count in zip(ready["class_names"], counts, strict=True) if count < least]
+    lacks = f"; to validate there are fewer than {least} images of {', '.join(rare)}" if rare else ""
+    return (
+        f", of {learn} group{'s' if learn > 1 else ''} by {federation.data.partition.by}, with {validate} more to "
+        f"validate and {test} to test{lacks}"
     )
 
 

@@ -104,7 +104,7 @@ class Learner:
         if self.setting("die") is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         ready = {"train_samples": 1, "device": "cpu", "class_names": CLASSES, "image_shape": [1, 8, 8]}
-        ready.update(precision="float32", partition_digest="ab" * 32, validation_counts=None)
+        ready.update(precision="float32", partition_digest="ab" * 32, validation_counts=None, groups=None)
         ready.update(free_bytes=None, total_bytes=None, batch_bytes=0)
         self.emit("ready", layouts={"cnn6@0.125": LAYOUT}, **ready)
         while True:
