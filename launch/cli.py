@@ -40,7 +40,16 @@ from launch.children import environment
 from launch.collect import collect, write_results
 from launch.computing import Computing
 from launch.mesh import Mesh, peer_dir
-from launch.quick import Quick, cores, data_directory, default_threads, free_addresses, resolve, write_federation
+from launch.quick import (
+    Quick,
+    cores,
+    data_directory,
+    default_threads,
+    free_addresses,
+    resolve,
+    split_dataset,
+    write_federation,
+)
 from launch.view import Progress, result_table
 from peer import options
 from peer.lock import Lock
@@ -60,7 +69,8 @@ app.add_typer(certs.app, name="certs")
 _QUICK = "Quick settings, instead of --peers"
 PeersFile = Annotated[Path | None, typer.Option(help="A whole federation file, as 'crad-mesh init' writes.")]
 Count = Annotated[int | None, typer.Option(min=1, help="Number of peers (10).", rich_help_panel=_QUICK)]
-Dataset = Annotated[str | None, typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …", rich_help_panel=_QUICK)]
+_DATASET = "digits, cifar10, pathmnist, npz:PATH, or npz:PATH@BY for shards of whole groups (patients), …"
+Dataset = Annotated[str | None, typer.Option(help=_DATASET, rich_help_panel=_QUICK)]
 Alpha = Annotated[
     float | None, typer.Option(help="Dirichlet concentration (digits: 1, else 0.3).", rich_help_panel=_QUICK)
 ]
@@ -240,7 +250,7 @@ def compare_methods(
     methods: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.")] = "crad,uniform,local",
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …; may be given several times (digits)."),
+        typer.Option(help=f"{_DATASET}; may be given several times (digits)."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "1,2,3",
     count: Annotated[str | None, typer.Option(help="Numbers of peers, comma-separated (10).")] = None,
@@ -315,7 +325,7 @@ def compare_methods(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("peers.yaml"),
     count: Annotated[int, typer.Option(min=1, help="Number of peers.")] = 10,
-    dataset: Annotated[str, typer.Option(help="digits, cifar10, pathmnist, npz:PATH, …")] = "digits",
+    dataset: Annotated[str, typer.Option(help=_DATASET)] = "digits",
 ) -> None:
     """Write a commented federation file to start from.
 
@@ -323,7 +333,7 @@ def init(
     """
     if path.exists():
         raise UsageError(f"{path} exists already; give another name, or remove it first")
-    text = template.render(count, dataset)
+    text = template.render(count, *split_dataset(dataset))
     build_federation(yaml.safe_load(text), "the new file")
     try:
         path.write_text(text)

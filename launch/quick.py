@@ -52,16 +52,35 @@ class Quick:
         return [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value is not None]
 
 
+def split_dataset(text: str) -> tuple[str, str | None]:
+    """What ``--dataset`` says: the data set, and what makes the groups that shards consist of, None for Dirichlet.
+
+    ``npz:a.npz@patient`` is ``npz:a.npz`` and ``patient``.
+    """
+    dataset, at, by = text.rpartition("@")
+    is_of_path = dataset.startswith("npz:") and ("/" in by or not dataset.endswith(".npz"))
+    return (dataset, by) if at and not is_of_path else (text, None)
+
+
 def federation_of(quick: Quick, addresses: list[str]) -> Federation:
     """Build the federation; the k-th peer gets the k-th address.
 
     Raises:
+        UsageError: alpha is given for shards of whole groups.
         ConfigurationError: a value is not allowed.
     """
-    dataset = quick.dataset or DEMONSTRATION
+    dataset, by = split_dataset(quick.dataset or DEMONSTRATION)
+    if by is not None and quick.alpha is not None:
+        raise UsageError(
+            f"--alpha {quick.alpha:g} with --dataset {quick.dataset}: alpha is of the Dirichlet draw class by class, "
+            f"and @{by} makes shards of whole groups; leave out --alpha, or @{by}"
+        )
     if dataset.startswith("npz:"):
         dataset = f"npz:{Path(dataset.removeprefix('npz:')).resolve()}"
     profile = _DEMONSTRATION_PROFILE if dataset == DEMONSTRATION else _PAPER_PROFILE
+    partition: dict[str, Any] = {"kind": "groups", "by": by}
+    if by is None:
+        partition = {"alpha": profile["alpha"] if quick.alpha is None else quick.alpha}
     pool = quick.pool.split(",") if quick.pool else profile["pool"]
     tree: dict[str, Any] = {
         "federation": "local-mesh",
@@ -70,7 +89,7 @@ def federation_of(quick: Quick, addresses: list[str]) -> Federation:
             "dataset": dataset,
             "samples": quick.samples,
             "transfer_samples": quick.transfer_samples,
-            "partition": {"alpha": profile["alpha"] if quick.alpha is None else quick.alpha},
+            "partition": partition,
         },
         "method": {"name": quick.method or "crad"},
         "training": profile["training"],

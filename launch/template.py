@@ -19,11 +19,7 @@ rounds: {rounds}                   # each is one local epoch
 data:
   dataset: {dataset}             # digits, cifar10, cifar100, pathmnist and other MedMNIST names, or npz:PATH
   partition:
-    kind: dirichlet           # cuts the common training set into one shard a peer: in this version every host
-                              # must have the same whole data set, of which its peer trains on its shard
-    alpha: 0.3                # smaller is more uneven
-    min_size: 10              # fewest images of a shard
-    balance: true             # a peer with its even share gets no more of later classes
+{partition}
   holdout: 0.2                # of each shard: half to validate, half to test
   samples: null               # at most so many training images in all; null takes every one
   # transfer_samples: 500     # images of all classes alike that are cut out before the shards, without their labels,
@@ -67,11 +63,41 @@ peers:
 """
 
 
-def render(count: int, dataset: str) -> str:
-    """The text of the file."""
+_DIRICHLET = """\
+    kind: dirichlet           # cuts the common training set into one shard a peer: in this version every host
+                              # must have the same whole data set, of which its peer trains on its shard
+    alpha: 0.3                # smaller is more uneven
+    min_size: 10              # fewest images of a shard
+    balance: true             # a peer with its even share gets no more of later classes
+    # kind: groups            # instead, of an npz file: shards of whole groups, such as patients; without alpha
+    # by: patient             # and balance. The array train_patient has the group of every training image"""
+
+_GROUPS = """\
+    kind: groups              # cuts the common training set into shards of whole groups, one shard a peer: in this
+                              # version every host must have the same whole data set, of which its peer trains on its
+                              # shard
+    by: {value:<21} # the array train_{by} of the file has the group of every training image
+    min_size: 10              # fewest images of a shard"""
+
+
+def render(count: int, dataset: str, by: str | None = None) -> str:
+    """The text of the file.
+
+    Args:
+        by: what makes groups, for shards of whole groups; None for a Dirichlet draw.
+    """
     least, active = count // 2 + 1, max(2, count // 10)
     head = _HEAD.format(
-        name="my-federation", rounds=300, least=least, active=active, dataset=yaml.safe_dump(dataset).splitlines()[0]
+        name="my-federation",
+        rounds=300,
+        least=least,
+        active=active,
+        dataset=_scalar(dataset),
+        partition=_DIRICHLET if by is None else _GROUPS.format(by=by, value=_scalar(by)),
     )
     entries = (f'  - {{id: {i}, address: "127.0.0.1:{7400 + i}", arch: {POOL[i % len(POOL)]}}}\n' for i in range(count))
     return head + "".join(entries)
+
+
+def _scalar(text: str) -> str:
+    return yaml.safe_dump(text).splitlines()[0]

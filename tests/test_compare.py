@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -21,12 +22,12 @@ from crad_p2p import simulation
 from crad_p2p.architectures import layout_of
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.partition import make_splits, partition_digest
-from crad_p2p.errors import ConfigurationError, ExitCode, IncompleteError, UsageError
+from crad_p2p.errors import ConfigurationError, DataError, ExitCode, IncompleteError, UsageError
 from crad_p2p.results import PeerResult, RoundRecord, Seconds, Summary, mean
 from crad_p2p.simulation import simulate
 from launch.cli import app
 from launch.compare import figures, series, tables
-from launch.compare.here import need_of
+from launch.compare.here import need_of, needs
 from launch.compare.plan import Planned, make_plan, numbers
 from launch.compare.run import Cost, bytes_sent, perform
 from launch.compare.session import Session, find_finished, folder_of, prepare, rounds_done
@@ -87,11 +88,54 @@ def test_what_stands_in_the_settings_file_goes_to_all_runs_but_a_methods_section
     assert crad.federation.training.batch_size == 16  # as without the file
 
 
+def test_a_file_may_be_cut_class_by_class_and_by_groups_side_by_side() -> None:
+    plan = plan_of(methods=["crad"], datasets=["npz:d/cells.npz", "npz:d/cells.npz@patient"], alpha=0.7)
+    assert [planned.name for planned in plan] == ["cells-n3-crad-s1", "cells_by_patient-n3-crad-s1"]
+    assert [planned.dataset for planned in plan] == ["cells", "cells_by_patient"]
+    one, other = (planned.federation.data for planned in plan)
+    assert one.dataset == other.dataset == f"npz:{Path('d/cells.npz').resolve()}"
+    assert (one.partition.kind, one.partition.alpha) == ("dirichlet", 0.7)
+    assert other.partition.as_tree() == {"kind": "groups", "by": "patient", "min_size": 10}
+    settings = {"data": {"partition": {"min_size": 12}}}
+    for planned in plan_of(datasets=["npz:c.npz@x"], settings=settings):
+        assert planned.federation.data.partition.min_size == 12
+
+
+def test_runs_by_groups_have_their_own_shards_and_groups_are_looked_for_before_any_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    images, labels = rng.integers(0, 256, (96, 8, 8), dtype=np.uint8), rng.integers(0, 3, 96)
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images[:9], "test_labels": labels[:9]}
+    file = tmp_path / "cells.npz"
+    datasets = [f"npz:{file}", f"npz:{file}@patient"]
+    plan = plan_of(methods=["local"], datasets=datasets, rounds=1)
+    np.savez(file, **arrays)
+    with pytest.raises(DataError, match="must hold the array train_patient"):
+        needs(plan, tmp_path, False)
+    np.savez(file, **arrays, train_patient=np.arange(96) % 12)
+    assert set(needs(plan, tmp_path, False)) == {planned.name for planned in plan}
+    out = tmp_path / "out"
+    out.mkdir()
+    session = make(plan, out, Here())
+    one, other = session.outcomes()
+    assert one.cost.partition != other.cost.partition
+    data = plan[1].federation.data
+    train = load_dataset(data, seed=1, data_dir=tmp_path).train
+    splits = make_splits(train.labels, data, range(3), 1, train.groups)
+    assert other.cost.partition == partition_digest(train.labels, splits, groups=train.groups)
+    assert "| cells_by_patient, 3 peers | local |" in (out / "results.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"seeds": [1, 1]}, "--seeds: 1 is given twice"),
         ({"datasets": ["npz:a/x.npz", "npz:b/x.npz"]}, "would both be called x"),
+        ({"datasets": ["npz:a/x.npz@p", "npz:b/x_by_p.npz"]}, "would both be called x_by_p"),
+        (
+            {"datasets": ["npz:a.npz@p", "npz:b.npz@p"], "alpha": 0.3},
+            "--alpha 0.3 with --dataset npz:a.npz@p, npz:b.npz@p: alpha is of the Dirichlet draw.*leave out --alpha",
+        ),
+        ({"settings": {"data": {"partition": {"kind": "groups"}}}}, r"'data\.partition\.kind' is not .* npz:PATH@BY"),
         ({"settings": {"data": {"samples": 3}}}, "'data.samples' is not for this file; what decides it is --samples"),
     ],
 )

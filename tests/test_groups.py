@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from processes import Peers
+from typer.testing import CliRunner
 
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.groups import groups_partition, hold_out_groups
 from crad_p2p.data.partition import Split, make_splits, partition_digest, transfer_set
 from crad_p2p.device import resolve_precision
-from crad_p2p.errors import ConfigurationError, ExitCode
+from crad_p2p.errors import ConfigurationError, ExitCode, UsageError
 from crad_p2p.federation import DataSettings, Federation, build_federation, load_federation
 from crad_p2p.learner import Learner
 from crad_p2p.randomness import generator
 from crad_p2p.simulation import simulate
+from launch.cli import app
 from launch.preflight.here import describe_federation
 from launch.preflight.learner import describe_data
+from launch.quick import Quick, federation_of, split_dataset, write_federation
+from launch.template import render
 
 RNG = np.random.default_rng(3)
 #: 42 groups of 11 to 389 samples, which are mixed in the file.
@@ -305,3 +311,62 @@ def test_over_the_network_as_in_memory(mesh: Callable[..., Peers]) -> None:
         result = each.result()
         for field in ("snapshot_sha256", "train_samples", "counts", "local_accuracy"):
             assert getattr(result, field) == getattr(expected, field), (i, field)
+
+
+# ------------------------------------------------------------------------------------------------------- quick commands
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("npz:coloncells.npz@patient", ("npz:coloncells.npz", "patient")),
+        ("npz:d@y/a@b.npz@site", ("npz:d@y/a@b.npz", "site")),
+        ("npz:a.npz@x/b.npz", ("npz:a.npz@x/b.npz", None)),
+        ("npz:d@y/a.npz", ("npz:d@y/a.npz", None)),
+        ("npz:a@b", ("npz:a@b", None)),
+        ("npz:a.npz@", ("npz:a.npz", "")),
+        ("digits", ("digits", None)),
+        ("digits@patient", ("digits", "patient")),
+    ],
+)
+def test_what_stands_behind_the_last_at(text: str, expected: tuple[str, str | None]) -> None:
+    assert split_dataset(text) == expected
+
+
+def test_a_quick_command_with_groups(tmp_path: Path) -> None:
+    made = federation_of(Quick(dataset="npz:a.npz@patient"), ["127.0.0.1:1", "127.0.0.1:2"])
+    assert made.data.dataset == f"npz:{Path('a.npz').resolve()}"
+    assert made.data.partition.as_tree() == {"kind": "groups", "by": "patient", "min_size": 10}
+    write_federation(made, tmp_path / "peers.yaml")
+    assert load_federation(tmp_path / "peers.yaml") == made
+    for quick, error, words in (
+        (
+            Quick(dataset="npz:a.npz@patient", alpha=0.3),
+            UsageError,
+            "--alpha 0.3 with --dataset npz:a.npz@patient: alp",
+        ),
+        (Quick(dataset="npz:a.npz@"), ConfigurationError, "'by' is missing"),
+        (Quick(dataset="digits@patient"), ConfigurationError, "data set digits has none"),
+    ):
+        with pytest.raises(error, match=re.escape(words)):
+            federation_of(quick, ["127.0.0.1:1"])
+
+
+def test_init_writes_a_file_with_groups(tmp_path: Path) -> None:
+    path = tmp_path / "peers.yaml"
+    ended = CliRunner().invoke(app, ["init", str(path), "--dataset", "npz:a.npz@patient"])
+    assert ended.exit_code == 0, ended.output
+    settings = load_federation(path).data
+    assert (settings.dataset, settings.partition.by) == (f"npz:{tmp_path.resolve()}/a.npz", "patient")
+
+
+def test_a_new_file_with_groups_says_what_they_are() -> None:
+    text = render(3, "npz:a.npz", "site: 1")  # a name that YAML would take for something else
+    made = build_federation(yaml.safe_load(text), "the new file")
+    assert made.data.partition.as_tree() == {"kind": "groups", "by": "site: 1", "min_size": 10}
+    assert "the array train_site: 1 of the file" in text
+    plain = render(3, "npz:a.npz")
+    alternative = plain.replace("# kind: groups", "kind: groups").replace("# by: ", "by: ")
+    for line in ("    kind: dirichlet", "    alpha: 0.3", "    balance: true"):
+        alternative = alternative.replace(line, "    #")
+    assert build_federation(yaml.safe_load(alternative), "a test").data.partition.by == "patient"

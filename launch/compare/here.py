@@ -59,9 +59,10 @@ def needs(plan: Iterable[Planned], data_dir: Path, download: bool) -> dict[str, 
         DataError: so it is.
     """
     found: dict[str, Need] = {}
-    of_dataset: dict[str, list[Planned]] = {}
+    of_dataset: dict[tuple[str, str | None], list[Planned]] = {}
     for planned in plan:
-        of_dataset.setdefault(planned.federation.data.dataset, []).append(planned)
+        data = planned.federation.data
+        of_dataset.setdefault((data.dataset, data.partition.by), []).append(planned)
     for several in of_dataset.values():
         whole = several[0].federation.data.model_copy(update={"samples": None})
         images = load_dataset(whole, seed=several[0].seed, data_dir=data_dir, download=download)

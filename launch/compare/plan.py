@@ -11,7 +11,7 @@ from typing import Any
 from crad_p2p.errors import ConfigurationError, UsageError
 from crad_p2p.federation import Federation, build_federation, describe_difference
 from crad_p2p.methods.catalogue import METHODS
-from launch.quick import Quick, federation_of
+from launch.quick import Quick, federation_of, split_dataset
 
 #: Data set, peers, peers that take part in a round.
 Setting = tuple[str, int, int]
@@ -25,6 +25,8 @@ _OPTIONS: Mapping[str, str] = {
     "peers": "--count and --pool",
     "data.dataset": "--dataset",
     "data.samples": "--samples",
+    "data.partition.kind": "--dataset, with npz:PATH@BY for whole groups",
+    "data.partition.by": "--dataset, with npz:PATH@BY for whole groups",
     "data.partition.alpha": "--alpha",
     "method.name": "--methods",
 }
@@ -81,13 +83,14 @@ def make_plan(
     Args:
         datasets: as ``--dataset`` takes them.
         counts: numbers of peers; None is the default.
-        common: what all runs have alike; its method, data set, seed and count are not looked at.
+        common: what all runs have alike; its method, data set, seed and count are not looked at. Alpha is for the data
+            sets whose shards are not made of whole groups.
         settings: fields of a federation file for all runs; sections of a single method are for that one alone.
         source: where they are from, for errors.
 
     Raises:
-        UsageError: a value stands twice, two data sets would have one name, or ``settings`` has a field that is an
-            option.
+        UsageError: a value stands twice, two data sets would have one name, ``settings`` has a field that is an
+            option, or alpha is given and no data set has a use for it.
         ConfigurationError: a value is not allowed.
     """
     for option, values in (("--methods", methods), ("--dataset", datasets), ("--seeds", seeds), ("--count", counts)):
@@ -100,6 +103,11 @@ def make_plan(
                     f"--dataset {other} and {dataset} would both be called {label} in the tables; rename one of the "
                     f"files"
                 )
+    if common.alpha is not None and all(_has_groups(dataset) for dataset in datasets):
+        raise UsageError(
+            f"--alpha {common.alpha:g} with --dataset {', '.join(datasets)}: alpha is of the Dirichlet draw class by "
+            f"class, and '@' makes shards of whole groups; leave out --alpha, or add a data set without '@'"
+        )
     fields = _checked(settings or {}, source)
     plan = []
     for seed in seeds:
@@ -109,7 +117,7 @@ def make_plan(
                     quick = Quick(
                         count,
                         dataset,
-                        common.alpha,
+                        None if _has_groups(dataset) else common.alpha,
                         common.rounds,
                         method,
                         seed,
@@ -133,9 +141,11 @@ def name_size(peers: int, active: int) -> str:
 
 
 def label_of(dataset: str) -> str:
-    """What tables and folders call a data set: of a file its name without the ending."""
-    name = Path(dataset.removeprefix("npz:")).stem if dataset.startswith("npz:") else dataset
-    return re.sub(r"[^A-Za-z0-9._]+", "_", name)
+    """What tables and folders call a data set: of a file its name without the ending, and by what it is cut."""
+    name, by = split_dataset(dataset)
+    if name.startswith("npz:"):
+        name = Path(name.removeprefix("npz:")).stem
+    return re.sub(r"[^A-Za-z0-9._]+", "_", name if by is None else f"{name}_by_{by}")
 
 
 def difference(there: Federation, here: Federation) -> str | None:
@@ -158,6 +168,10 @@ def numbers(text: str, option: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise UsageError(f"{option} {text}: expected whole numbers separated by commas, as in 1,2,3") from None
+
+
+def _has_groups(dataset: str) -> bool:
+    return split_dataset(dataset)[1] is not None
 
 
 def _federation(quick: Quick) -> Federation:
