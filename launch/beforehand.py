@@ -60,7 +60,7 @@ def main() -> None:
     federation = load_federation(given.peers)
     try:
         data = load_dataset(federation.data, seed=federation.seed, data_dir=given.data_dir, download=given.download)
-        make_splits(data.train.labels, federation.data, federation.ids, federation.seed)
+        make_splits(data.train.labels, federation.data, federation.ids, federation.seed, data.train.groups)
     except CradError as error:
         print(error)
         sys.exit(error.exit_code)

@@ -47,7 +47,7 @@ def groups_partition(
     if len(groups) < clients * min_size:
         raise ConfigurationError(
             f"data.partition: {wanted} and {clients * min_size} are needed; use more samples, fewer peers or a smaller "
-            f"min_size"
+            f"min_size in the federation file"
         )
     numbers, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(numbers) < _LEAST * clients:
@@ -62,7 +62,7 @@ def groups_partition(
             return [np.flatnonzero(owner == client) for client in range(clients)]
     raise ConfigurationError(
         f"data.partition: {wanted} and {_TRIES} draws of whole groups by {by} all left some peer with less; use more "
-        f"samples, fewer peers or a smaller min_size"
+        f"samples, fewer peers or a smaller min_size in the federation file"
     )
 
 

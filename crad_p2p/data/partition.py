@@ -69,7 +69,7 @@ def dirichlet_partition(
     if len(labels) < clients * min_size:
         raise ConfigurationError(
             f"data.partition: {wanted} and {clients * min_size} are needed; use more samples, fewer peers or a smaller "
-            f"min_size (alpha {alpha:g} plays no part in this)"
+            f"min_size in the federation file (alpha {alpha:g} plays no part in this)"
         )
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_TRIES):
@@ -78,7 +78,7 @@ def dirichlet_partition(
             return [np.flatnonzero(owner == client) for client in range(clients)]
     raise ConfigurationError(
         f"data.partition: {wanted} and {_TRIES} draws with alpha {alpha:g} all left some peer with less; use a larger "
-        f"alpha, more samples, fewer peers or a smaller min_size"
+        f"alpha, more samples, fewer peers or a smaller min_size in the federation file"
     )
 
 
