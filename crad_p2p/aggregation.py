@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from crad_p2p.methods.table4 import WEIGHTS, Evidence
-from crad_p2p.methods.uncertainty import uncertainty_mean
+from crad_p2p.methods.uncertainty import uncertainty_weights
 from crad_p2p.methods.uniform import uniform_mean
 
 #: Keeps Eq. 8 defined for a class nobody is kept for. Larger values would already dampen well-evidenced weights.
@@ -28,12 +28,26 @@ MINIMUM_MASS = 1e-3
 RULES = ("uniform", "uncertainty", *WEIGHTS)
 
 
+class Screening(NamedTuple):
+    """What the filter found, class by class; see :func:`screen`."""
+
+    supported: Tensor  #: bool [J, B, C], True where teacher j has the evidence that is asked for
+    consensus: Tensor  #: float64 [B, C], mean of the supported; 0 without any
+    deviation: Tensor  #: float64 [J, B, C], from the consensus; infinite without support
+    threshold: Tensor  #: float64 [B, C], tau, the median deviation of the supported; infinite without any
+    kept: Tensor  #: bool [J, B, C]
+
+
 class Aggregation(NamedTuple):
     """Targets of one batch, and how they came about."""
 
     target: Tensor  #: float64 [B, C], rows sum to 1
     kept: Tensor  #: bool [J, B, C], True where teacher j counted for class c of the sample
     mass: Tensor  #: float64 [B], sum of the row before it was renormalised
+    collapsed: Tensor  #: bool [B], True where Eq. 3 took the place of a row without mass
+    q: Tensor  #: float64 [J, B, C], what was combined
+    weights: Tensor  #: float64 [J, B, C], of those who are kept, not divided by their sum; 0 for all others
+    screening: Screening | None  #: None for a rule that keeps everybody
 
 
 def aggregate(
@@ -68,23 +82,24 @@ def aggregate(
     with torch.autocast(posteriors.device.type, enabled=False):
         q = posteriors.double()
         if rule == "uniform":
-            return _complete(uniform_mean(q), q)
+            return _uniform(q)
         if rule == "uncertainty":
-            return _complete(uncertainty_mean(q), q)
+            weights = uncertainty_weights(q)
+            return _complete((weights * q).sum(0), q, weights)
         n, h = counts.double(), hits.double()
-        kept = reliable(q, supported=n >= min_support)
+        screening = screen(q, supported=n >= min_support)
+        kept = screening.kept
         evidence = Evidence(n, h, None if cross_entropy is None else cross_entropy.double())
-        mean = weighted_mean(q, kept, WEIGHTS[rule](evidence))
-        mean = _fill_empty(mean, kept, q, empty_class, student)
+        weights = weights_of_kept(kept, WEIGHTS[rule](evidence))
+        mean = _fill_empty(weighted_mean(q, weights), kept, q, empty_class, student)
         mass = mean.sum(-1)
         collapsed = mass < MINIMUM_MASS
-        uniform = _complete(uniform_mean(q), q).target
-        target = torch.where(collapsed[:, None], uniform, mean / mass.clamp_min(MINIMUM_MASS)[:, None])
-        return Aggregation(target, kept, mass)
+        target = torch.where(collapsed[:, None], _uniform(q).target, mean / mass.clamp_min(MINIMUM_MASS)[:, None])
+        return Aggregation(target, kept, mass, collapsed, q, weights, screening)
 
 
-def reliable(q: Tensor, supported: Tensor) -> Tensor:
-    """Eqs. 4-5: which teachers are kept, bool [J, B, C].
+def screen(q: Tensor, supported: Tensor) -> Screening:
+    """Eqs. 4-5: which teachers are kept, and why.
 
     A teacher supported for the class is kept if it deviates from the supported teachers' mean by no more than the
     median of their deviations, so ceil(k/2) of k are kept, more only where deviations tie, and both of two.
@@ -100,26 +115,34 @@ def reliable(q: Tensor, supported: Tensor) -> Tensor:
     ordered = deviation.sort(dim=0).values  # the unsupported come last
     middle = torch.stack([(k - 1).clamp_min(0) // 2, k // 2])
     threshold = ordered.gather(0, middle.clamp_max(len(q) - 1)).mean(0)
-    return supported & (deviation <= threshold * (1 + 1e-9) + 1e-12)
+    kept = supported & (deviation <= threshold * (1 + 1e-9) + 1e-12)
+    return Screening(supported, consensus, deviation, threshold, kept)
 
 
-def weighted_mean(q: Tensor, kept: Tensor, weights: Tensor) -> Tensor:
-    """Eq. 8 before it is renormalised: float64 [B, C]; zero where nobody is kept.
+def weights_of_kept(kept: Tensor, weights: Tensor) -> Tensor:
+    """The weights of those who are kept, and zero for all others: float64 [J, B, C].
 
     Where all who are kept have weight zero, they count alike (ours).
 
     Args:
-        q: float64 [J, B, C].
         kept: bool [J, B, C].
         weights: float64 [J, C], w >= 0 of teacher j for class c.
     """
     w = weights[:, None, :] * kept
-    total = w.sum(0)
-    is_weightless = total == 0  # or nobody is kept, which stays so
+    is_weightless = w.sum(0) == 0  # or nobody is kept, which stays so
     if bool(is_weightless.any()):
         w = torch.where(is_weightless, kept.to(w.dtype), w)
-        total = w.sum(0)
-    return (w * q).sum(0) / (total + EPSILON)
+    return w
+
+
+def weighted_mean(q: Tensor, weights: Tensor) -> Tensor:
+    """Eq. 8 before it is renormalised: float64 [B, C]; zero where nobody has a weight.
+
+    Args:
+        q: float64 [J, B, C].
+        weights: float64 [J, B, C], as :func:`weights_of_kept` gives them.
+    """
+    return (weights * q).sum(0) / (weights.sum(0) + EPSILON)
 
 
 def mixture(q: Tensor, weights: Tensor) -> Aggregation:
@@ -129,7 +152,8 @@ def mixture(q: Tensor, weights: Tensor) -> Aggregation:
         q: float64 [K, B, C].
         weights: float64 [K], they sum to 1.
     """
-    return _complete((weights[:, None, None] * q).sum(0), q)
+    weights = weights[:, None, None]
+    return _complete((weights * q).sum(0), q, weights)
 
 
 def _fill_empty(mean: Tensor, kept: Tensor, q: Tensor, empty_class: str, student: Tensor | None) -> Tensor:
@@ -139,10 +163,23 @@ def _fill_empty(mean: Tensor, kept: Tensor, q: Tensor, empty_class: str, student
     return torch.where(kept.any(0), mean, fallback)
 
 
-def _complete(mean: Tensor, q: Tensor) -> Aggregation:
-    """The result of a rule that keeps every teacher."""
+def _uniform(q: Tensor) -> Aggregation:
+    """Eq. 3."""
+    return _complete(uniform_mean(q), q, q.new_ones(1))
+
+
+def _complete(mean: Tensor, q: Tensor, weights: Tensor) -> Aggregation:
+    """The result of a rule that keeps every teacher; ``weights`` have a shape that can become that of ``q``."""
     mass = mean.sum(-1)
-    return Aggregation(mean / mass[:, None], torch.ones_like(q, dtype=torch.bool), mass)
+    return Aggregation(
+        target=mean / mass[:, None],
+        kept=torch.ones_like(q, dtype=torch.bool),
+        mass=mass,
+        collapsed=torch.zeros_like(mass, dtype=torch.bool),
+        q=q,
+        weights=weights.expand_as(q),
+        screening=None,
+    )
 
 
 def _check(

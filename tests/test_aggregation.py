@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from crad_p2p.aggregation import RULES, Aggregation, aggregate, reliable
+from crad_p2p.aggregation import RULES, Aggregation, aggregate, screen
 from crad_p2p.data.epoch import plain_batches
 from crad_p2p.manifest import CROSS_ENTROPY_LIMIT
 from crad_p2p.methods.table4 import WEIGHTS, Evidence
@@ -60,6 +60,8 @@ def assert_matches_reference(q: Tensor, n: Tensor, h: Tensor, **options: Any) ->
     )
     assert result.target.dtype == result.mass.dtype == torch.float64
     assert result.kept.tolist() == expected.kept
+    assert result.collapsed.tolist() == expected.collapsed
+    assert_weights_are_those_that_counted(result)
     np.testing.assert_allclose(result.mass.numpy(), expected.mass, rtol=1e-11, atol=1e-14)
     wanted = np.array(expected.target)
     np.testing.assert_allclose(  # bfloat16 rows do not sum to one, and so nor does their mean
@@ -71,6 +73,18 @@ def assert_matches_reference(q: Tensor, n: Tensor, h: Tensor, **options: Any) ->
     sums = result.target.sum(-1).numpy()[~np.array(expected.collapsed)]
     np.testing.assert_allclose(sums, 1, rtol=0, atol=1e-12)
     return expected
+
+
+def assert_weights_are_those_that_counted(result: Aggregation) -> None:
+    """What is said of how a target came about leads to the target: who is kept, with what share, and nobody else."""
+    assert not bool(result.weights[~result.kept].any())
+    is_clear = result.kept.any(0) & ~result.collapsed[:, None]
+    mean = (result.weights * result.q).sum(0) / result.weights.sum(0)
+    found = (result.target * result.mass[:, None])[is_clear]
+    torch.testing.assert_close(mean[is_clear], found, rtol=1e-9, atol=1e-12)
+    if result.screening is not None:
+        assert torch.equal(result.screening.kept, result.kept)
+        assert not bool((result.kept & ~result.screening.supported).any())
 
 
 # ------------------------------------------------------------------------------------------- against the second reading
@@ -170,7 +184,19 @@ def test_samples_do_not_touch_each_other(inputs: dict[str, Any]) -> None:
 def kept_of(values: list[float], supported: list[bool] | None = None) -> list[bool]:
     """The filter on one sample and one class."""
     mask = torch.tensor(supported or [True] * len(values))[:, None]
-    return reliable(torch.tensor(values, dtype=torch.float64)[:, None, None], mask)[:, 0, 0].tolist()
+    return screen(torch.tensor(values, dtype=torch.float64)[:, None, None], mask).kept[:, 0, 0].tolist()
+
+
+def test_the_filter_says_what_it_found() -> None:
+    q = torch.tensor([0.1, 0.3, 0.8, 0.9], dtype=torch.float64)[:, None, None]
+    found = screen(q, torch.tensor([True, True, True, False])[:, None])
+    assert found.consensus.item() == pytest.approx(0.4)
+    assert found.deviation.flatten().tolist() == pytest.approx([0.3, 0.1, 0.4, math.inf])
+    assert found.threshold.item() == pytest.approx(0.3)
+    assert found.supported.flatten().tolist() == [True, True, True, False]
+    assert found.kept.flatten().tolist() == [True, True, False, False]
+    nobody = screen(q, torch.zeros(4, 1, dtype=torch.bool))
+    assert (nobody.consensus.item(), nobody.threshold.item()) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -193,7 +219,7 @@ def test_half_of_the_supported_are_kept_rounded_up(k: int) -> None:
     supported = torch.zeros(k + 3, 5, dtype=torch.bool)
     for c in range(5):
         supported[rng.permutation(k + 3)[:k], c] = True
-    kept = reliable(q, supported)
+    kept = screen(q, supported).kept
     assert not bool((kept & ~supported[:, None]).any())
     number = kept.sum(0)
     assert bool((number == (2 if k == 2 else math.ceil(k / 2))).all())
@@ -484,7 +510,10 @@ def test_autocast_does_not_reach_in(rule: str) -> None:
     plain = aggregate(q, n, h, rule=rule, cross_entropy=cross_entropy)
     with torch.autocast("cpu", torch.bfloat16):
         cast = aggregate(q, n, h, rule=rule, cross_entropy=cross_entropy)
-    for one, two in zip(plain, cast, strict=True):
+    screenings = zip(plain.screening or (), cast.screening or (), strict=True)
+    for one, two in (*zip(plain[:-1], cast[:-1], strict=True), *screenings):
+        assert isinstance(one, Tensor)
+        assert isinstance(two, Tensor)
         assert one.dtype == two.dtype
         assert torch.equal(one, two)
 

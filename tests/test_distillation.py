@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from crad_p2p.aggregation import Aggregation
+from crad_p2p.aggregation import Aggregation, mixture
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch
@@ -138,8 +138,8 @@ def local_epoch(
 
 
 def targets(batch: slice, _logits: Tensor) -> Aggregation:
-    q = torch.from_numpy(TARGET[batch])
-    return Aggregation(q, torch.ones(1, len(q), CLASSES, dtype=torch.bool), torch.from_numpy(MASS[batch]))
+    q, one = torch.from_numpy(TARGET[batch]), torch.ones(1, dtype=torch.float64)
+    return mixture(q[None], one)._replace(target=q, mass=torch.from_numpy(MASS[batch]))
 
 
 def distilling(give: Any = targets, weight: float = LAMBDA) -> Any:

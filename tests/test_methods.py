@@ -25,6 +25,7 @@ from crad_p2p.distillation import divergence
 from crad_p2p.federation import DfmlSettings, Federation, build_federation
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.methods.build import build_method, layouts_of
+from crad_p2p.methods.catalogue import METHODS
 from crad_p2p.methods.dfml import alpha, is_peak, log_proportions, size_weights, weighted_softmax_loss
 from crad_p2p.methods.fedmkd import memory_share
 from crad_p2p.methods.interface import Lesson, Student
@@ -73,6 +74,16 @@ def manifest_of(peer: int, arch: str) -> Manifest:
 
 def softmaxes(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.softmax(torch.from_numpy(rng.normal(0, 2, shape)).float(), -1)
+
+
+def test_the_methods_with_one_target_are_those_that_say_so() -> None:
+    for name, traits in METHODS.items():
+        settings = federation({"name": name}, data={"dataset": "digits", "transfer_samples": 50})
+        method = build_method(settings, Student(CLASSES, 1, (9,) * CLASSES))
+        some = (3,) * CLASSES
+        surprise = (0.5,) * CLASSES if traits.publishes_cross_entropy else None
+        statistics = ClassStatistics(counts=some, hits=some, predicted=some, cross_entropy=surprise)
+        assert traits.has_target == (method.combination([statistics] * 2) is not None), name
 
 
 class Example:

@@ -10,34 +10,30 @@ teachers' posteriors, by the rule of the method's name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from crad_p2p.aggregation import aggregate
+from crad_p2p.aggregation import Aggregation, aggregate
 from crad_p2p.distillation import Objective, Step, distillation_loss, own_labels
 from crad_p2p.manifest import ClassStatistics
-from crad_p2p.methods.interface import Lesson, Method
+from crad_p2p.methods.interface import Combination, Lesson, Method
 from crad_p2p.teachers import posterior_of_logits
 
 
 class Backbone(Method):
     """The rule has the method's name."""
 
-    def objective(self, lesson: Lesson) -> Objective:
-        if not lesson.teachers:
-            return own_labels
+    def combination(self, statistics: Sequence[ClassStatistics]) -> Combination:
         settings = self._settings
-        statistics = [teacher.statistics for teacher in lesson.teachers]
         counts = torch.tensor([each.counts for each in statistics])
         hits = torch.tensor([each.hits for each in statistics])
         cross_entropy = _cross_entropy(statistics) if settings.traits.publishes_cross_entropy else None
 
-        def objective(batch: slice, logits: Tensor, labels: Tensor) -> Step:
-            student = None  # unless it is needed: a GPU would be waited for
-            if settings.empty_class == "student":
-                student = posterior_of_logits(logits.detach(), settings.temperature).cpu()
-            aggregation = aggregate(
-                lesson.posteriors(batch),
+        def combine(posteriors: Tensor, student: Tensor | None) -> Aggregation:
+            return aggregate(
+                posteriors,
                 counts,
                 hits,
                 rule=settings.name,
@@ -46,6 +42,20 @@ class Backbone(Method):
                 student=student,
                 cross_entropy=cross_entropy,
             )
+
+        return combine
+
+    def objective(self, lesson: Lesson) -> Objective:
+        if not lesson.teachers:
+            return own_labels
+        settings = self._settings
+        combine = self.combination([teacher.statistics for teacher in lesson.teachers])
+
+        def objective(batch: slice, logits: Tensor, labels: Tensor) -> Step:
+            student = None  # unless it is needed: a GPU would be waited for
+            if settings.empty_class == "student":
+                student = posterior_of_logits(logits.detach(), settings.temperature).cpu()
+            aggregation = combine(lesson.posteriors(batch), student)
             target = aggregation.target.float().to(logits.device)  # MPS has no float64
             loss = distillation_loss(
                 logits, labels, target, temperature=settings.temperature, weight=settings.distillation_weight
@@ -55,6 +65,6 @@ class Backbone(Method):
         return objective
 
 
-def _cross_entropy(statistics: list[ClassStatistics]) -> Tensor:
+def _cross_entropy(statistics: Sequence[ClassStatistics]) -> Tensor:
     """Float64 [J, C]."""
     return torch.tensor([each.cross_entropy for each in statistics], dtype=torch.float64)

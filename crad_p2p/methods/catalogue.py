@@ -11,6 +11,7 @@ class Traits(NamedTuple):
 
     Attributes:
         has_teachers: peers learn from one another.
+        has_target: what the teachers say of an image becomes one target, by ``Method.combination``.
         has_memory: the student's own model, as it is when a round begins, teaches it too.
         has_peak: what a peer keeps beside its model (``Method.state``) is an earlier one of its own, or nothing yet; it
             is evaluated too.
@@ -20,6 +21,7 @@ class Traits(NamedTuple):
     """
 
     has_teachers: bool = True
+    has_target: bool = True
     has_memory: bool = False
     has_peak: bool = False
     publishes_cross_entropy: bool = False
@@ -52,8 +54,8 @@ METHODS: Mapping[str, Traits] = {
     "inv_sigma": Traits(),
     "precision": Traits(),
     "fedmkd": Traits(has_memory=True),
-    "dfml": Traits(has_peak=True),
-    "fedmd": Traits(publishes_predictions=True),
-    "msfkd": Traits(publishes_predictions=True),
-    "local": Traits(has_teachers=False),
+    "dfml": Traits(has_target=False, has_peak=True),
+    "fedmd": Traits(has_target=False, publishes_predictions=True),
+    "msfkd": Traits(has_target=False, publishes_predictions=True),
+    "local": Traits(has_teachers=False, has_target=False),
 }

@@ -19,14 +19,17 @@ A peer publishes its model. The log's ``target_…`` numbers are those of (1 - g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crad_p2p.aggregation import mixture
+from crad_p2p.aggregation import Aggregation, mixture
 from crad_p2p.distillation import Objective, Step, divergence, own_labels
 from crad_p2p.federation import FedMkdSettings
-from crad_p2p.methods.interface import Lesson, Method
+from crad_p2p.manifest import ClassStatistics
+from crad_p2p.methods.interface import Combination, Lesson, Method
 from crad_p2p.methods.uniform import uniform_mean
 
 
@@ -38,20 +41,31 @@ def memory_share(memory_weight: str, teachers: int) -> float:
 class FedMkd(Method):
     """Two targets: what the peers say on average, and what the student itself said before."""
 
+    def combination(self, statistics: Sequence[ClassStatistics]) -> Combination:
+        weights = self._weights(len(statistics))
+
+        def combine(posteriors: Tensor, memory: Tensor | None) -> Aggregation:
+            assert memory is not None
+            return mixture(torch.stack([uniform_mean(posteriors.double()), memory.double()]), weights)
+
+        return combine
+
     def objective(self, lesson: Lesson) -> Objective:
         if not lesson.teachers:
             return own_labels
-        settings = self._settings
-        own = settings.fedmkd or FedMkdSettings()
-        share = memory_share(own.memory_weight, len(lesson.teachers))
-        weights = torch.tensor([1 - share, share], dtype=torch.float64)
-        temperature, weight = settings.temperature, settings.distillation_weight
+        combine = self.combination([teacher.statistics for teacher in lesson.teachers])
+        weights = self._weights(len(lesson.teachers))
+        temperature, weight = self.temperature, self._settings.distillation_weight
 
         def objective(batch: slice, logits: Tensor, labels: Tensor) -> Step:
-            peers = uniform_mean(lesson.posteriors(batch).double())
-            q = torch.stack([peers, lesson.memory(batch).double()])
-            towards = divergence(logits / temperature, q, weights)
+            aggregation = combine(lesson.posteriors(batch), lesson.memory(batch))
+            towards = divergence(logits / temperature, aggregation.q, weights)
             loss = (1 - weight) * F.cross_entropy(logits, labels) + weight * temperature**2 * towards
-            return Step(loss, mixture(q, weights))
+            return Step(loss, aggregation)
 
         return objective
+
+    def _weights(self, teachers: int) -> Tensor:
+        """Of the peers' mean and of the memory, float64 [2]."""
+        share = memory_share((self._settings.fedmkd or FedMkdSettings()).memory_weight, teachers)
+        return torch.tensor([1 - share, share], dtype=torch.float64)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from crad_p2p.aggregation import Aggregation
 from crad_p2p.distillation import Objective
 from crad_p2p.federation import Federation
-from crad_p2p.manifest import Manifest
+from crad_p2p.manifest import ClassStatistics, Manifest
+
+#: The targets of a batch, from the teachers' posteriors [J, B, C] and what the student says itself, [B, C]: its memory
+#: for methods that have one, else its own posterior, which those alone need whose ``empty_class`` is ``student``.
+Combination = Callable[[Tensor, Tensor | None], Aggregation]
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,11 @@ class Method(ABC):
     def temperature(self) -> float:
         """T of the teachers' softmax."""
         return self._settings.temperature
+
+    def combination(self, statistics: Sequence[ClassStatistics]) -> Combination | None:
+        """How the words of teachers with these class statistics become one target; None for a method without one."""
+        del statistics
+        return None
 
     @abstractmethod
     def objective(self, lesson: Lesson) -> Objective:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 
-def uncertainty_mean(q: Tensor) -> Tensor:
-    """[B, C] from posteriors [J, B, C].
+def uncertainty_weights(q: Tensor) -> Tensor:
+    """[J, B, 1], which sum to 1 over the teachers, from posteriors [J, B, C].
 
     A confident teacher weighs more; dividing -H by its (negative) sum, as is easily written, does the reverse.
     """
     entropy = torch.special.entr(q).sum(-1, keepdim=True)
-    return (torch.softmax(-entropy, dim=0) * q).sum(0)
+    return torch.softmax(-entropy, dim=0)
