@@ -45,6 +45,10 @@ class Published:
     beside: bytes | None = None
 
 
+#: Called after the last round with what every client has published last, in id order.
+OnEnd = Callable[[Sequence[Published]], None]
+
+
 def simulate(
     federation: Federation,
     dataset: Dataset,
@@ -55,6 +59,7 @@ def simulate(
     workers: int = 1,
     count_keys: Mapping[int, bytes] | None = None,
     on_round: OnRound = lambda _number, _records: None,
+    on_end: OnEnd = lambda _published: None,
 ) -> tuple[Summary, list[RoundRecord]]:
     """Run every round of a federation.
 
@@ -67,7 +72,7 @@ def simulate(
     """
     if count_keys is None:
         count_keys = {peer: secrets.token_bytes(KEY_BYTES) for peer in federation.ids}
-    return _Simulation(federation, dataset, device, precision, threads, workers, count_keys, on_round).run()
+    return _Simulation(federation, dataset, device, precision, threads, workers, count_keys, on_round, on_end).run()
 
 
 class _Simulation:
@@ -81,6 +86,7 @@ class _Simulation:
         workers: int,
         count_keys: Mapping[int, bytes],
         on_round: OnRound,
+        on_end: OnEnd,
     ) -> None:
         self._federation = federation
         self._digest = federation.digest()
@@ -91,6 +97,7 @@ class _Simulation:
         self._workers = workers
         self._count_keys = count_keys
         self._on_round = on_round
+        self._on_end = on_end
         self._history: list[RoundRecord] = []
 
     def run(self) -> tuple[Summary, list[RoundRecord]]:
@@ -109,6 +116,7 @@ class _Simulation:
                 records = [record for _, record in steps]
                 self._history += records
                 self._on_round(number, records)
+            self._on_end(published)
             evaluations = list(
                 pool.map(
                     lambda pair: pair[0].evaluate(pair[1].snapshot, pair[1].beside), zip(clients, kept, strict=True)

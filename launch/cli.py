@@ -39,6 +39,7 @@ from launch.beforehand import require_data
 from launch.children import environment
 from launch.collect import collect, write_results
 from launch.computing import Computing
+from launch.kept import keep_models, require_place
 from launch.mesh import Mesh, peer_dir
 from launch.quick import (
     Quick,
@@ -104,6 +105,9 @@ Precision = Annotated[
         help="In what teachers compute: auto (bfloat16 where that is faster), float32, bfloat16.",
         callback=options.require_precision,
     ),
+]
+KeepModels = Annotated[
+    bool, typer.Option("--keep-models", help="Keep all peers' last models, in models/; 'explain' reads them.")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's files first if they are missing.")]
@@ -199,6 +203,7 @@ def simulate(
     precision: Precision = "auto",
     data_dir: DataDir = None,
     download: Download = False,
+    keep: KeepModels = False,
     out: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("crad-simulation"),
 ) -> None:
     """Run the same rounds in this one process, without network.
@@ -211,6 +216,7 @@ def simulate(
 
     from crad_p2p.data.datasets import load_dataset
     from crad_p2p.device import resolve_device, resolve_precision
+    from crad_p2p.simulation import Published
     from crad_p2p.simulation import simulate as run
 
     console = Console(emoji=False)
@@ -221,6 +227,9 @@ def simulate(
     if (out / "peers").exists():
         raise UsageError(f"--out {out} holds a run of 'crad-mesh up'; choose another directory for the simulation")
     _make_directory(out)
+    if keep:
+        require_place(out)
+    last: list[Published] = []
     threads = threads or default_threads(len(federation.peers))
     torch.set_num_threads(threads)
     images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=download)
@@ -234,8 +243,11 @@ def simulate(
             threads=threads,
             workers=max(1, cores() // threads),
             on_round=lambda _number, records: progress.show_records(records),
+            on_end=last.extend if keep else lambda _published: None,
         )
     path = write_results(out, summary, history)
+    if keep:
+        keep_models(out, federation, last)
     _show(console, summary, None, path)
     if quarantined := sorted({peer for result in summary.peers for peer in result.quarantined_teachers}):
         raise ReservationsError(
@@ -270,6 +282,7 @@ def compare_methods(
     precision: Precision = "auto",
     data_dir: DataDir = None,
     download: Download = False,
+    keep: KeepModels = False,
     out: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("crad-comparison"),
 ) -> None:
     """Simulate every method on every data set with every seed and number of peers, and make tables and figures of it.
@@ -281,7 +294,7 @@ def compare_methods(
     Example: crad-mesh compare --methods crad,uniform,local --dataset npz:a.npz --seeds 1,2,3 --rounds 30 --samples 4000
     """
     from launch.compare.plan import make_plan, numbers
-    from launch.compare.session import Session, find_finished
+    from launch.compare.session import Session, find_finished, name_without_models
     from launch.compare.view import accuracy_table, announce
 
     console = Console(emoji=False)
@@ -300,6 +313,8 @@ def compare_methods(
     lock.take(f"a comparison is already running in {out}", "wait for it, stop it, or choose another --out")
     found = find_finished(plan, out)
     announce(console, plan, len(found), str(out))
+    if keep and (names := name_without_models(found.values(), out)):
+        console.print(names, soft_wrap=True, highlight=False, markup=False)
     session = Session(plan, found, out, shlex.join(["crad-mesh", *sys.argv[1:]]))
     with interruptible(f"the same command makes the runs that are missing (--out {out})"):
         missing = [planned for planned in plan if planned.name not in found]
@@ -312,6 +327,7 @@ def compare_methods(
                 Computing(1, device, precision, data_directory(None, data_dir)),
                 download,
                 jobs,
+                keep,
             )
         if session.outcomes():
             session.write_tables()
@@ -493,6 +509,7 @@ def _make_runs(
     computing: Computing,
     download: bool,
     at_once: int | None,
+    keep: bool,
 ) -> None:
     """Make runs on this machine."""
     from launch.compare.here import machine, needs
@@ -503,7 +520,8 @@ def _make_runs(
     need = needs(missing, computing.data_dir, download)
     resources = machine(computing.device, computing.precision)
     jobs = [
-        Job(each.name, prepare(each, out), computing.data_dir, computing.precision, need[each.name]) for each in missing
+        Job(each.name, prepare(each, out), computing.data_dir, computing.precision, need[each.name], keep)
+        for each in missing
     ]
     session.make(jobs, LocalEngine(resources, at_once), console)
 

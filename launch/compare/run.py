@@ -1,7 +1,7 @@
 """The process of one run: the simulation of the federation in its folder, with one thread.
 
-It reads ``peers.yaml`` of the folder, adds to ``history.jsonl`` after every round, and ends with ``cost.json`` and,
-last of all, ``summary.json``.
+It reads ``peers.yaml`` of the folder, adds to ``history.jsonl`` after every round, and ends with ``models/`` if that is
+to be kept, ``cost.json`` and, last of all, ``summary.json``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ def _scratch(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> None:
+def perform(folder: Path, *, data_dir: Path, device: str, precision: str, keeps_models: bool = False) -> None:
     """Make the run of a folder.
 
     Raises:
@@ -130,6 +131,7 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> Non
     from crad_p2p.federation import load_federation
     from crad_p2p.simulation import simulate
     from launch.collect import write_results
+    from launch.kept import keep_models
 
     torch.set_num_threads(1)
     federation = load_federation(folder / "peers.yaml")
@@ -146,6 +148,7 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str) -> Non
             threads=1,
             workers=1,
             on_round=watch.round_done,
+            on_end=partial(keep_models, folder, federation) if keeps_models else lambda _published: None,
         )
     cpu, wall = watch.per_round()
     Cost(
@@ -171,9 +174,16 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--precision", required=True)
+    parser.add_argument("--keep-models", action="store_true")
     given = parser.parse_args()
     try:
-        perform(given.folder, data_dir=given.data_dir, device=given.device, precision=given.precision)
+        perform(
+            given.folder,
+            data_dir=given.data_dir,
+            device=given.device,
+            precision=given.precision,
+            keeps_models=given.keep_models,
+        )
     except CradError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from launch.compare.tables import Outcome
 from launch.compare.timing import Known, seconds_left
 from launch.compare.view import View
 from launch.engines import LOG, Began, Engine, Job
+from launch.kept import has_models, models_dir
 from launch.quick import write_federation
 
 #: Failed runs that the last sentence names for a reason, and reasons; each run has a line of its own above it.
@@ -57,6 +59,17 @@ def find_finished(plan: Iterable[Planned], out: Path) -> dict[str, Outcome]:
     return found
 
 
+def name_without_models(outcomes: Iterable[Outcome], out: Path) -> str | None:
+    """Which finished runs have not kept their models, as a sentence; None if all have."""
+    names = [each.planned.name for each in outcomes if not has_models(folder_of(out, each.planned))]
+    if not names:
+        return None
+    return (
+        f"Made before without --keep-models, and left as they are: {_few(names, ', ')}. To have them with models, "
+        f"remove their folders in {out / 'runs'} and start the same command again."
+    )
+
+
 def _read(planned: Planned, folder: Path) -> Outcome:
     try:
         summary = Summary.read(folder / SUMMARY)
@@ -83,6 +96,7 @@ def prepare(planned: Planned, out: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (SUMMARY, HISTORY, COST, LOG):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(models_dir(folder), ignore_errors=True)
     write_federation(planned.federation, folder / _PEERS)
     return folder
 

@@ -33,6 +33,7 @@ class Job:
             the process says goes to the file ``LOG`` in it.
         data_dir: where the files of named data sets are.
         precision: in what teachers compute, as ``--precision`` takes it.
+        keeps_models: the last models of all peers stay in the folder.
     """
 
     name: str
@@ -40,11 +41,13 @@ class Job:
     data_dir: Path
     precision: str
     need: Need
+    keeps_models: bool = False
 
     def arguments(self, device: str) -> list[str]:
         """Of the module :mod:`launch.compare.run`, to make the run on this device."""
         named = {"--folder": self.folder, "--data-dir": self.data_dir, "--precision": self.precision}
-        return [str(word) for pair in {**named, "--device": device}.items() for word in pair]
+        words = [str(word) for pair in {**named, "--device": device}.items() for word in pair]
+        return [*words, *(["--keep-models"] if self.keeps_models else [])]
 
 
 @dataclass(frozen=True)
