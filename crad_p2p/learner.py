@@ -34,12 +34,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-import numpy as np
 import torch
 
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.data.partition import make_splits, partition_digest, transfer_set
+from crad_p2p.data.partition import make_splits, partition_digest, transfer_set, validation_counts
 from crad_p2p.device import memory_of, resolve_device, resolve_precision
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
@@ -103,10 +102,7 @@ class Learner:
             if groups is None
             else [len(np.unique(groups[part])) for part in (own.train, own.validation, own.test)],
             partition_digest=partition_digest(labels, splits, transfer, groups),
-            validation_counts={  # the data are common, so every peer knows what the others count
-                peer: np.bincount(labels[split.validation], minlength=classes).tolist()
-                for peer, split in splits.items()
-            },
+            validation_counts=validation_counts(labels, splits, classes),
             device=str(device),
             precision=str(precision).removeprefix("torch."),
             layouts={key: layout_to_json(layout) for key, layout in layouts.items()},

@@ -493,6 +493,41 @@ def audit_lineage(
     show(Console(emoji=False), directory, ca, model)
 
 
+@app.command("explain")
+def explain_target(
+    image: Annotated[
+        str, typer.Argument(help="Number of an image of the common test set, or a PNG or JPEG file like them.")
+    ],
+    run: Annotated[
+        Path, typer.Option(help="The --out directory of 'up' or of 'simulate --keep-models', or a run of 'compare'.")
+    ],
+    student: Annotated[int | None, typer.Option(help="The peer whose target it is (the first).")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Also draw it, as SVG; needs matplotlib.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all classes, for programs.")] = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+) -> None:
+    """Show for one image which teachers were dropped, why, and with what weight each other one counted.
+
+    The models are those of the last round of which all peers have one.
+
+    Example: crad-mesh explain 5 --run crad-run --figure five.svg
+    """
+    from launch.explain.command import show
+
+    with interruptible("start it again when you like; nothing was changed"):
+        show(
+            Console(emoji=False),
+            image,
+            run,
+            student=student,
+            figure=figure,
+            as_json=as_json,
+            data_dir=data_dir,
+            download=download,
+        )
+
+
 def main() -> None:
     """Console entry point."""
     run_command(app, "crad-mesh")

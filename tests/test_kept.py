@@ -70,6 +70,8 @@ def test_models_of_an_earlier_run_are_replaced_and_nothing_else_is(tmp_path: Pat
     (other / "models" / "mine").write_text("")
     with pytest.raises(UsageError, match="is there already, and holds no models of a simulation; choose another --out"):
         CliRunner().invoke(app, ["simulate", *TINY, "--keep-models", "--out", str(other)], catch_exceptions=False)
+    with pytest.raises(UsageError, match="holds no models of a simulation"):
+        keep_models(other, load_federation(tmp_path / "models" / "peers.yaml"), [])
     assert [path.name for path in other.rglob("*")] == ["models", "mine"]
 
 

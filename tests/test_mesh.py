@@ -35,7 +35,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Directories of one mesh and of its simulation."""
     folder = tmp_path_factory.mktemp("runs")
     for command, out in (("up", "mesh"), ("simulate", "simulation")):
-        ended = mesh(command, *QUICK, "--out", out, cwd=folder)
+        keep = ["--keep-models"] if command == "simulate" else []
+        ended = mesh(command, *QUICK, *keep, "--out", out, cwd=folder)
         assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
     return folder / "mesh", folder / "simulation"
 
@@ -64,6 +65,14 @@ def test_mesh_and_simulation_report_the_same_results(runs):
     for one, other in zip(over_grpc["peers"], in_memory["peers"], strict=True):
         for field in of_peer:
             assert one[field] == other[field], (one["id"], field)
+
+
+def test_a_target_is_explained_from_the_snapshots_of_either(runs):
+    explained = [mesh("explain", "5", "--run", str(out), "--json", cwd=out) for out in runs]
+    assert [(each.returncode, each.stderr) for each in explained] == [(0, ""), (0, "")]
+    assert explained[0].stdout == explained[1].stdout
+    found = json.loads(explained[0].stdout)
+    assert (found["round"], [each["peer"] for each in found["teachers"]]) == (ROUNDS, [*range(1, 10)])
 
 
 def test_every_peer_was_taught_by_all_others_in_every_round(runs):

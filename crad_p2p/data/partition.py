@@ -219,6 +219,11 @@ def make_splits(
     }
 
 
+def validation_counts(labels: NDArray[np.int64], splits: Mapping[int, Split], classes: int) -> dict[int, list[int]]:
+    """Validation samples of every class, by peer: the data are common, so every peer knows what the others count."""
+    return {peer: np.bincount(labels[split.validation], minlength=classes).tolist() for peer, split in splits.items()}
+
+
 def partition_digest(
     labels: NDArray[np.int64],
     splits: Mapping[int, Split],
