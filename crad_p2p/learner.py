@@ -34,6 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import numpy as np
 import torch
 
 from crad_p2p.client import Client

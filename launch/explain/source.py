@@ -175,7 +175,7 @@ class _Asker:
         self._shape = (channels, height, width)
         self._temperature = federation.method.temperature
         labels = dataset.train.labels
-        splits = make_splits(labels, federation.data, federation.ids, federation.seed)
+        splits = make_splits(labels, federation.data, federation.ids, federation.seed, dataset.train.groups)
         authorities = _authorities(source)
         self._intake = Intake(
             federation,
