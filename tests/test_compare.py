@@ -52,6 +52,19 @@ def plan_of(**fields: Any) -> list[Planned]:
 
 
 def test_every_method_meets_every_data_set_seed_and_size_and_whole_tables_come_early() -> None:
+def test_what_a_method_needs_may_be_in_the_settings_file() -> None:
+    plan = plan_of(methods=["crad", "fedmd"], settings={"data": {"transfer_samples": 20}})
+    assert [each.federation.data.transfer_samples for each in plan] == [20, 20]
+    with pytest.raises(ConfigurationError, match=r"^the command line: data\.transfer_samples: it is missing"):
+        plan_of(methods=["fedmd"])
+    with pytest.raises(
+        ConfigurationError, match=r"^--settings: data\.transfer_samples: it.*; in the run of method fedmd$"
+    ):
+        plan_of(methods=["fedmd"], settings={"training": {"evaluate_every": 5}})
+    with pytest.raises(ConfigurationError, match=r"^the command line: method\.name: method 'fedm' is unknown"):
+        plan_of(methods=["fedm"], settings={"training": {"evaluate_every": 5}})
+
+
     plan = plan_of(seeds=[1, 2], counts=[3, 4], participation=2)
     assert [planned.name for planned in plan] == [
         f"digits-n{peers}of2-{method}-s{seed}" for seed in (1, 2) for peers in (3, 4) for method in ("crad", "local")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def make_plan(
                         common.samples,
                         common.participation,
                     )
-                    federation = _with_fields(_federation(quick), fields, source)
+                    federation = _with_fields(quick, fields, source)
                     plan.append(Planned(_name(labels[dataset], federation), labels[dataset], federation))
     return plan
 
@@ -207,18 +207,19 @@ def _paths(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield from _paths(value, f"{prefix}{key}.")
 
 
-def _with_fields(federation: Federation, fields: Mapping[Any, Any], source: str) -> Federation:
-    if not fields:
-        return federation
+def _with_fields(quick: Quick, fields: Mapping[Any, Any], source: str) -> Federation:
+    if not fields or quick.method not in METHODS:
+        return _federation(quick)
     method = fields.get("method")
     if isinstance(method, Mapping):
-        own = {key: value for key, value in method.items() if key not in METHODS or key == federation.method.name}
+        own = {key: value for key, value in method.items() if key not in METHODS or key == quick.method}
         fields = {**fields, "method": own}
-    tree = _merged(federation.as_tree(), fields)
+    # What the method needs may be among the fields, so all else is looked at without it first.
+    tree = _merged(_federation(replace(quick, method=None)).as_tree(), {"method": {"name": quick.method}})
     try:
-        return build_federation(tree, source)
+        return build_federation(_merged(tree, fields), source)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}; in the run of method {federation.method.name}") from None
+        raise ConfigurationError(f"{error}; in the run of method {quick.method}") from None
 
 
 def _merged(tree: Mapping[Any, Any], fields: Mapping[Any, Any]) -> dict[Any, Any]:
