@@ -99,10 +99,16 @@ def build_model(arch: str, *, classes: int, channels: int, device: torch.device 
     name, width = parse_architecture(arch)
     with torch.device("meta"):
         model = _BUILDERS[name](classes, channels, width)
-    if str(device) != "meta":  # not by to_empty, which imports the symbolic algebra of torch's compiler
-        tensors = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in model.state_dict().items()}
-        model.load_state_dict(tensors, assign=True)
+    if str(device) != "meta":
+        give_room(model, device)
     return model
+
+
+def give_room(model: nn.Module, device: torch.device | str) -> None:
+    """Tensors on a device, their values not set yet, in the place of those that a model made on ``meta`` has."""
+    # Not by to_empty, which imports the symbolic algebra of torch's compiler.
+    tensors = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in model.state_dict().items()}
+    model.load_state_dict(tensors, assign=True)
 
 
 @torch.no_grad()

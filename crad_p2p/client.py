@@ -16,22 +16,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crad_p2p import privacy, weights
+from crad_p2p import privacy, transfer, weights
 from crad_p2p.architectures import build_model, initialise
 from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
 from crad_p2p.data.partition import Split, transfer_set
 from crad_p2p.distillation import EpochLog, Objective, Step, train_epoch
 from crad_p2p.errors import DivergedError
-from crad_p2p.federation import PREDICTIONS, Federation
+from crad_p2p.federation import IMAGES, MODEL_DIGEST, PREDICTIONS, Federation
 from crad_p2p.frozen import Forward, frozen
 from crad_p2p.manifest import ClassStatistics, Manifest
-from crad_p2p.methods.build import build_method
+from crad_p2p.methods.build import build_method, layouts_of
 from crad_p2p.methods.interface import Digest, Lesson, Student
 from crad_p2p.randomness import generator, torch_seed
 from crad_p2p.sgd import Sgd
 from crad_p2p.snapshot import SnapshotError
 from crad_p2p.statistics import measure
+from crad_p2p.synthesis import classes_held, make_images
 from crad_p2p.teachers import PosteriorStore, inference_batch
 
 #: Called with (phase, steps done, steps in all).
@@ -50,9 +51,8 @@ _SLOW_DOWN = 10.0
 
 #: Before the names of a checkpoint's tensors.
 _MOMENTUM, _METHOD, _MODEL = "momentum.", "method.", "model."
-#: By how much what a model says of the transfer set may differ from what was published of it, relative to the largest
-#: logit: another device rounds otherwise, and nothing else may be different.
-_SAME = 0.02
+#: The name of another one there: a transfer set that the peers have made.
+_TRANSFER = "transfer_set"
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,14 @@ class Client:
         self._validation = self._plain(_subset(dataset.train, split.validation))
         self._test = self._plain(_subset(dataset.train, split.test))
         self._global_test = self._plain(dataset.test)
-        # For methods whose peers speak of it.
+        # For methods whose peers speak of a transfer set, and keep their models to themselves; None until there is one.
+        self._keeps_model = federation.method.traits.publishes_predictions
         self._transfer: NDArray[np.uint8] | None = None
-        if federation.method.traits.publishes_predictions:
+        if self._keeps_model and federation.method.making is None:
             self._transfer = dataset.train.images[transfer_set(dataset.train.labels, federation.data, federation.seed)]
         self._said = torch.empty(0)  # what was published last of it
-        self._heard: dict[int, Tensor] = {}  # what the others say in the open round
+        self._images = torch.empty(0)  # the own part that was published last, where the peers make it
+        self._heard: dict[int, Tensor] = {}  # what the others published last: predictions, or their parts
         self._folder = folder
         self._count_key = count_key
         self._noised_counts: tuple[int, ...] | None = None  # of the whole run, once they are known
@@ -131,6 +133,7 @@ class Client:
             peer.arch: frozen(peer.arch, self.classes, (channels, height, width)) for peer in federation.peers
         }
         self.model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0], device=device)
+        self._layouts = layouts_of(federation, classes=self.classes, image_shape=self._image_shape)
         self._optimizer = Sgd(
             dict(self.model.named_parameters()),
             federation.training.learning_rate,
@@ -153,7 +156,7 @@ class Client:
         initialise(model, torch_seed(self.federation.seed, "initial model", peer=self.id))
         self.model.load_state_dict(model.state_dict())
         self._method.restore({})
-        self._speak()
+        self._speak(0)
         self.round = 0
 
     def restore(
@@ -171,7 +174,8 @@ class Client:
         kept = weights.decode(checkpoint)
         tensors = self._model_in(snapshot, kept)
         state = _with_prefix(kept, _METHOD)
-        momentum = {name: buffer for name, buffer in kept.items() if not name.startswith((_METHOD, _MODEL))}
+        others = (_METHOD, _MODEL, _TRANSFER)
+        momentum = {name: buffer for name, buffer in kept.items() if not name.startswith(others)}
         shapes = {_MOMENTUM + name: parameter.shape for name, parameter in self.model.named_parameters()}
         if momentum and {name: buffer.shape for name, buffer in momentum.items()} != shapes:
             raise SnapshotError(f"checkpoint of round {round_number} is not of {self.arch}")
@@ -179,9 +183,11 @@ class Client:
             self.model.load_state_dict(tensors)
         except RuntimeError as error:
             raise SnapshotError(f"snapshot of round {round_number} is not of {self.arch}: {error}") from None
-        if self._transfer is not None:
-            self._said = self._predictions_in(snapshot)
-            _require_same(self._predict(self.model.eval()), self._said)
+        if self._keeps_model:
+            self._transfer = self._transfer_in(kept)
+            said = self._spoken(snapshot, self.federation.published_by(self.id, round_number))
+            self._require_own(said, self.model.eval(), self.model.state_dict(), self._transfer)
+            self._said, self._images = said.get(PREDICTIONS, torch.empty(0)), said.get(IMAGES, torch.empty(0))
         try:
             self._method.restore(state)
         except ValueError as error:
@@ -222,15 +228,15 @@ class Client:
             self._run(self.id, self._bound(self.arch, self.model.state_dict(), self._precision))
 
     def teach(self, manifest: Manifest, snapshot: bytes) -> None:
-        """Run one peer's snapshot over the open round's epoch; only its posteriors are kept. What it says of the
-        transfer set, if that is what is published, is kept as it is.
+        """Run one peer's snapshot over the open round's epoch; only its posteriors are kept. If it is no model, it is
+        kept as it is.
 
         Raises:
             SnapshotError: the snapshot must not be used; the round goes on without it.
         """
         self._opened()
-        if self._transfer is not None:
-            self._heard[manifest.peer] = self._predictions_in(snapshot)
+        if self._keeps_model:
+            self._heard[manifest.peer] = self._heard_in(snapshot, manifest)
             self._teachers[manifest.peer] = manifest
             return
         teacher = self._frozen(manifest.arch, snapshot, self._precision)
@@ -255,6 +261,9 @@ class Client:
         epoch, posteriors = self._opened()
         lesson = self._lesson(sorted(teachers), posteriors)
         objective, digest = self._method.objective(lesson), self._method.digest(lesson)
+        if digest is not None and digest.is_beside:
+            objective, digest = self._beside(digest, objective, len(epoch.batches)), None
+        images = self._new_transfer_set(teachers)
         for attempt in range(MAX_REDONE + 1):
             # Set for every attempt, so that a lower one does not outlive its round. The momentum is of gradients, not
             # of steps, so it is slowed down with them.
@@ -262,11 +271,14 @@ class Client:
             if digest is not None:
                 self._digest(digest)
             log = self._pass_over(epoch, objective)
-            self._speak()
+            self._transfer = images
+            self._speak(self._open)
             log.redone = attempt
             reason = self._divergence(log)
             if reason is None:
+                self._paint(self._open)
                 posteriors.close()
+                self._heard.clear()
                 self._epoch = self._posteriors = None
                 self.round = self._open
                 self._method.after_round(self.round, self.model)
@@ -299,10 +311,17 @@ class Client:
         return privacy.publishable(measured, self._noised_counts)
 
     def snapshot(self) -> bytes:
-        """What is published: the model's tensors, or what it says of the transfer set."""
-        if self._transfer is not None:
-            return weights.encode({PREDICTIONS: self._said})
-        return weights.encode(self.model.state_dict())
+        """What is published of this round: the model's tensors, or what a method has in their place."""
+        kind = self.federation.published_by(self.id, self.round)
+        if not self._keeps_model:
+            return weights.encode(self.model.state_dict())
+        said: dict[str, Callable[[], Tensor]] = {
+            PREDICTIONS: lambda: self._said,
+            IMAGES: lambda: self._images,
+            MODEL_DIGEST: lambda: transfer.digest_of_model(self.model.state_dict()),
+            transfer.TRANSFER_DIGEST: lambda: transfer.digest_of_images(self._known_transfer()),
+        }
+        return weights.encode({name: said[name]() for name in self._layouts[kind]})
 
     def checkpoint(self) -> bytes:
         """What :meth:`restore` needs besides the snapshot: the optimiser's momentum, what the method keeps, and the
@@ -329,8 +348,9 @@ class Client:
         self._progress("evaluate", 0, 1)
         kept = weights.decode(beside) if beside else {}
         model = self._bound(self.arch, self._model_in(snapshot, kept), torch.float32)
-        if self._transfer is not None:
-            _require_same(self._predict(model), self._predictions_in(snapshot))
+        if self._keeps_model:
+            said = self._spoken(snapshot, *self.federation.kinds_of(self.id))
+            self._require_own(said, model, _with_prefix(kept, _MODEL), self._transfer_in(kept))
         everywhere, here = self._measured(model)
         per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
         found = Evaluation(everywhere.accuracy, tuple(per_class), here.accuracy)
@@ -356,24 +376,28 @@ class Client:
         )
 
     def _lesson(self, teachers: list[int], posteriors: PosteriorStore) -> Lesson:
+        making = self.federation.method.making
         return Lesson(
             self._open,
             tuple(self._teachers[peer] for peer in teachers),
             lambda batch: posteriors.batch(teachers, batch),
             lambda batch: posteriors.batch([self.id], batch)[0],
-            self._predictions_of(teachers) if self._transfer is not None and teachers else None,
+            self._predictions_of(teachers),
+            None if making is None or self._transfer is None else transfer.places_there(self._transfer),
         )
 
     def _state(self) -> dict[str, Tensor]:
         state = {_METHOD + name: value for name, value in self._method.state().items()}
-        if self._transfer is not None:
+        if self._keeps_model:
             state |= {_MODEL + name: value for name, value in self.model.state_dict().items()}
+        if self._transfer is not None and self.federation.method.making is not None:  # nobody can compute it
+            state[_TRANSFER] = torch.from_numpy(self._transfer)
         return state
 
     def _model_in(self, snapshot: bytes, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model of a round of this client, from its snapshot or, where that has none, from its checkpoint."""
-        tensors = weights.decode(snapshot) if self._transfer is None else _with_prefix(kept, _MODEL)
-        if not tensors and self._transfer is not None:
+        tensors = _with_prefix(kept, _MODEL) if self._keeps_model else weights.decode(snapshot)
+        if not tensors and self._keeps_model:
             raise SnapshotError(
                 f"its checkpoint holds no model, which method {self.federation.method.name} keeps there and does not "
                 f"publish, so that nobody else has it"
@@ -383,41 +407,120 @@ class Client:
 
     # --- the transfer set ---
 
+    def _known_transfer(self) -> NDArray[np.uint8]:
+        if self._transfer is None:
+            raise SnapshotError("there is no transfer set here")
+        return self._transfer
+
+    def _transfer_in(self, kept: Mapping[str, Tensor]) -> NDArray[np.uint8] | None:
+        """The transfer set as it was known in the round of a checkpoint of this client."""
+        if self.federation.method.making is None:
+            return self._transfer
+        return kept[_TRANSFER].numpy() if _TRANSFER in kept else None
+
     @torch.no_grad()
-    def _predict(self, model: Forward) -> Tensor:
-        """Logits of a model in eval mode on the transfer set: float32 [S, C] on the CPU."""
-        assert self._transfer is not None
-        samples = self._plain(ImageSet(self._transfer, np.zeros(len(self._transfer), dtype=np.int64)))
+    def _predict(self, model: Forward, images: NDArray[np.uint8]) -> Tensor:
+        """Logits of a model in eval mode on a transfer set: float32 [S, C] on the CPU."""
+        samples = self._plain(ImageSet(images, np.zeros(len(images), dtype=np.int64)))
         return torch.cat([model(samples.pixels(batch)).float().cpu() for batch in samples.batches])
 
-    def _speak(self) -> None:
-        """Note what the model as it is now says of the transfer set, if that is what is published."""
-        if self._transfer is not None:
-            self._said = self._predict(self.model.eval())
+    def _speak(self, number: int) -> None:
+        """Note what the model as it is now says of the transfer set, if that is what a round publishes."""
+        if self.federation.published_by(self.id, number) == PREDICTIONS:
+            self._said = self._predict(self.model.eval(), self._known_transfer())
 
-    def _predictions_in(self, snapshot: bytes) -> Tensor:
-        """Of a snapshot, anybody's: float32 [S, C]."""
-        assert self._transfer is not None
-        tensors = weights.decode(snapshot)
-        shape = (len(self._transfer), self.classes)
-        said = tensors.get(PREDICTIONS)
-        if said is None or len(tensors) > 1 or said.dtype != torch.float32 or said.shape != shape:
-            raise SnapshotError(f"it does not hold '{PREDICTIONS}' alone, float32 {list(shape)}")
-        weights.check_values(tensors)
-        return said
+    def _paint(self, number: int) -> None:
+        """Make this peer's part of a new transfer set, if that is what a round publishes."""
+        making, federation = self.federation.method.making, self.federation
+        if making is None or not making.are_made_in(number):
+            return
+        model = build_model(self.arch, classes=self.classes, channels=self._image_shape[0], device=self.device)
+        model.load_state_dict(self.model.state_dict())
+        validated, trained = (
+            np.bincount(labels, minlength=self.classes).tolist()
+            for labels in (self._validation.labels.cpu().numpy(), self._train.labels)
+        )
+        self._images = make_images(
+            model.eval().requires_grad_(False),
+            federation.images_of(self.id),
+            classes_held(validated, trained, federation.method.min_support),
+            image_shape=self._image_shape,
+            mean=self._mean,
+            std=self._std,
+            steps=making.steps,
+            batch_size=federation.training.batch_size,
+            seed=federation.seed,
+            peer=self.id,
+            round_number=number,
+            device=self.device,
+            progress=lambda done, steps: self._progress("train", done, steps),
+        )
 
-    def _predictions_of(self, teachers: list[int]) -> Tensor:
-        """Theirs and the own ones of the last round, in id order: float32 [N, S, C]."""
+    def _new_transfer_set(self, teachers: Sequence[int]) -> NDArray[np.uint8] | None:
+        """What the open round ends with: the parts of all who have published theirs in the one before, or what there
+        was.
+        """
+        making, federation = self.federation.method.making, self.federation
+        if making is None or not making.are_made_in(self._open - 1):
+            return self._transfer
+        parts = {peer: self._heard[peer] for peer in teachers} | {self.id: self._images}
+        return transfer.union(
+            [(parts.get(peer), federation.images_of(peer)) for peer in federation.ids], self._image_shape
+        )
+
+    def _spoken(self, snapshot: bytes, *keys: str) -> dict[str, Tensor]:
+        """The tensors of a snapshot of one of these kinds."""
+        return transfer.tensors_in(snapshot, *(self._layouts[key] for key in keys))
+
+    def _heard_in(self, snapshot: bytes, manifest: Manifest) -> Tensor:
+        """Of another peer's snapshot: predictions, float32 [S, C], or images, uint8 [n, C, H, W]."""
+        tensors = self._spoken(snapshot, self.federation.published_by(manifest.peer, manifest.round))
+        if transfer.TRANSFER_DIGEST in tensors:
+            own = transfer.digest_of_images(self._known_transfer())
+            transfer.require_equal(own, tensors[transfer.TRANSFER_DIGEST], "the transfer set here")
+        heard = tensors.get(PREDICTIONS, tensors.get(IMAGES))
+        if heard is None:
+            raise SnapshotError(f"it holds '{MODEL_DIGEST}' alone, from which nobody can learn")
+        return heard
+
+    def _require_own(
+        self, said: Mapping[str, Tensor], model: Forward, state: Mapping[str, Tensor], images: NDArray[np.uint8] | None
+    ) -> None:
+        """See that a model in eval mode, and a transfer set, are those of a snapshot of this client.
+
+        Args:
+            said: the tensors of the snapshot.
+            state: those of the model.
+
+        Raises:
+            SnapshotError: they are others.
+        """
+        if MODEL_DIGEST in said:
+            found = transfer.digest_of_model(state)
+            transfer.require_equal(found, said[MODEL_DIGEST], "the model in its checkpoint")
+        if PREDICTIONS not in said:
+            return
+        if images is None:
+            raise SnapshotError("its checkpoint holds no transfer set, and predictions of one were published")
+        if transfer.TRANSFER_DIGEST in said:
+            found = transfer.digest_of_images(images)
+            transfer.require_equal(found, said[transfer.TRANSFER_DIGEST], "the transfer set in its checkpoint")
+        transfer.require_same(self._predict(model, images), said[PREDICTIONS])
+
+    def _predictions_of(self, teachers: list[int]) -> Tensor | None:
+        """Theirs and the own ones of the last round, in id order: float32 [N, S, C]; None if that had none."""
+        is_spoken = self.federation.published_by(self.id, self._open - 1) == PREDICTIONS
+        if not teachers or not is_spoken:
+            return None
         return torch.stack(
             [self._said if peer == self.id else self._heard[peer] for peer in sorted([self.id, *teachers])]
         )
 
     def _digest(self, digest: Digest) -> None:
         """One epoch over the images of the transfer set that the method has chosen, as they are."""
-        assert self._transfer is not None
         places = digest.places.numpy()
         epoch = draw_epoch(
-            self._transfer[places],
+            self._known_transfer()[places],
             np.arange(len(places)),  # in the labels' place, so that a batch finds its targets
             batch_size=self.federation.training.batch_size,
             augmentation="none",
@@ -428,6 +531,32 @@ class Client:
         )
         targets = digest.targets.to(self.device)
         self._pass_over(epoch, lambda _, logits, rows: Step(digest.loss(logits, targets[rows]), None))
+
+    def _beside(self, digest: Digest, objective: Objective, steps: int) -> Objective:
+        """An objective, and a batch of the transfer set learned in each of the steps of the open round's epoch."""
+        places, batch_size = digest.places.numpy(), self.federation.training.batch_size
+        size = min(batch_size, len(places))
+        if size < 2:  # batch norm learns nothing from a single image
+            return objective
+        draw = generator(self.federation.seed, "transfer batches", peer=self.id, round_number=self._open)
+        passes = -(-steps * size // len(places))
+        order = np.concatenate([draw.permutation(len(places)) for _ in range(passes)])[: steps * size]
+        images = plain_batches(
+            self._known_transfer()[places[order]],
+            order,  # in the labels' place, so that a batch finds its targets
+            batch_size=size,
+            mean=self._mean,
+            std=self._std,
+            device=self.device,
+        )
+        targets = digest.targets.to(self.device)
+
+        def both(batch: slice, logits: Tensor, labels: Tensor) -> Step:
+            step, beside = objective(batch, logits, labels), images.batches[batch.start // batch_size]
+            loss = digest.loss(self.model(images.pixels(beside)), targets[images.labels[beside]])
+            return Step(step.loss + loss, step.target)
+
+        return both
 
     def _measured(self, model: Forward) -> tuple[ClassStatistics, ClassStatistics]:
         """On the global test set, and on the own test samples."""
@@ -452,7 +581,7 @@ class Client:
             return f"the loss is {log.loss}"
         try:
             weights.check_values(self.model.state_dict())
-            if self._transfer is not None:  # nobody would take them
+            if self._keeps_model:  # nobody would take them
                 weights.check_values({PREDICTIONS: self._said})
         except SnapshotError as error:
             return str(error)
@@ -494,16 +623,6 @@ class Client:
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _require_same(found: Tensor, published: Tensor) -> None:
-    """See that a model is the one whose predictions were published.
-
-    Raises:
-        SnapshotError: it is another one.
-    """
-    if not bool(((found - published).abs() <= _SAME * (1 + published.abs().amax())).all()):
-        raise SnapshotError("the model in its checkpoint does not say what was published as its predictions")
 
 
 def _subset(samples: ImageSet, indices: NDArray[np.int64]) -> ImageSet:

@@ -48,10 +48,13 @@ def distillation_loss(logits: Tensor, labels: Tensor, target: Tensor, *, tempera
         temperature: T, of the student's softmax here and of the teachers' before.
         weight: lambda, 0 to 1.
     """
-    cross_entropy = F.cross_entropy(logits, labels)
+    return (1 - weight) * F.cross_entropy(logits, labels) + weight * soft_loss(logits, target, temperature)
+
+
+def soft_loss(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(target || softmax(logits / T)), a scalar, the mean over samples; arguments as above."""
     # "batchmean" is the mean over samples; the default reduction would divide by C as well.
-    divergence = F.kl_div(F.log_softmax(logits / temperature, dim=-1), target, reduction="batchmean")
-    return (1 - weight) * cross_entropy + weight * temperature**2 * divergence
+    return temperature**2 * F.kl_div(F.log_softmax(logits / temperature, dim=-1), target, reduction="batchmean")
 
 
 def divergence(logits: Tensor, q: Tensor, weights: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ MEDMNIST_SETS = (
 )
 DATASETS = ("digits", *TORCHVISION_SETS, *MEDMNIST_SETS)
 
-#: The key of what a peer publishes where it is no model (:meth:`Federation.published_by`).
-PREDICTIONS = "predictions"
+#: Keys of what a peer publishes where it is no model (:meth:`Federation.published_by`); behind ``images`` is how many.
+PREDICTIONS, IMAGES, MODEL_DIGEST = "predictions", "images", "model_digest"
 
 #: What a federation may be called: a DNS label, since certificates have it in a host name.
 FEDERATION_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -210,6 +210,20 @@ class MsfkdSettings(_Model):
     require_plurality: bool = Field(True, description="only those who say what most say; without a most, nobody")
 
 
+class FedGdSettings(_Model):
+    """Of method ``fedgd`` alone."""
+
+    first: int = Field(20, ge=1, description="round in which images are made for the first time")
+    every: int = Field(50, ge=2, description="rounds from one time to the next; at least one must learn from them")
+    images: int = Field(500, ge=2, description="of all peers together, as many of each or one more")
+    steps: int = Field(100, ge=1, description="of the generator, for each batch of images")
+    weight: float = Field(1.0, gt=0, description="mu: how much the images count beside the own ones")
+
+    def are_made_in(self, number: int) -> bool:
+        """Whether a round ends with new images."""
+        return number >= self.first and (number - self.first) % self.every == 0
+
+
 class MethodSettings(_Model):
     """How teachers are combined, and how much they count (the paper's Section 3).
 
@@ -225,6 +239,7 @@ class MethodSettings(_Model):
     fedmkd: FedMkdSettings | None = None
     dfml: DfmlSettings | None = None
     msfkd: MsfkdSettings | None = None
+    fedgd: FedGdSettings | None = None
 
     @model_validator(mode="after")
     def _sections_are_of_this_method(self) -> Self:
@@ -240,6 +255,11 @@ class MethodSettings(_Model):
         """What the method asks of the service and the client."""
         return METHODS[self.name]
 
+    @property
+    def making(self) -> FedGdSettings | None:
+        """How the peers make their transfer set; None if they do not."""
+        return (self.fedgd or FedGdSettings()) if self.traits.makes_transfer_set else None
+
     def as_tree(self) -> dict[str, Any]:
         """Plain values; of the sections only that of the method, with all its fields."""
         tree = self.model_dump(mode="json")
@@ -252,7 +272,12 @@ class MethodSettings(_Model):
 
 
 #: Methods with settings of their own.
-_SECTIONS: dict[str, type[_Model]] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings, "msfkd": MsfkdSettings}
+_SECTIONS: dict[str, type[_Model]] = {
+    "fedmkd": FedMkdSettings,
+    "dfml": DfmlSettings,
+    "msfkd": MsfkdSettings,
+    "fedgd": FedGdSettings,
+}
 
 
 class TrainingSettings(_Model):
@@ -389,7 +414,7 @@ class Federation(_Model):
         name = self.method.name
         if not self.method.traits.publishes_predictions:
             return self
-        if self.data.transfer_samples is None:
+        if self.data.transfer_samples is None and self.method.making is None:
             raise ValueError(
                 f"data.transfer_samples: it is missing, and method {name} compares predictions on a transfer set: set "
                 f"it to a number of images, such as 500, that are cut out of the training set before the shards"
@@ -398,6 +423,35 @@ class Federation(_Model):
             raise ValueError(
                 f"participation: {self.participation} with method {name}, which moves no models and takes the "
                 f"predictions of all peers in every round: leave it out, or choose another method"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _images_are_made_and_used(self) -> Federation:
+        making, name = self.method.making, self.method.name
+        if making is None:
+            return self
+        if self.barrier.policy == "quorum":
+            raise ValueError(
+                f"barrier.policy: quorum with method {name}, whose peers all need the images of all others: a peer "
+                f"that was left behind could not get them any more. Use policy all, or choose another method"
+            )
+        if making.images < len(self.peers):
+            raise ValueError(
+                f"method.{name}.images: {making.images} for {len(self.peers)} peers, each of which makes its part; "
+                f"it must be at least {len(self.peers)}"
+            )
+        if making.first > self.rounds - 2:
+            raise ValueError(
+                f"method.{name}.first: images are first made in round {making.first} of {self.rounds}, passed on in "
+                f"the next and learned from in the one after that, so nobody would ever learn from any: it must be at "
+                f"most {self.rounds - 2}, with at least 3 rounds"
+            )
+        if self.method.warmup_rounds > making.first:
+            raise ValueError(
+                f"method.warmup_rounds: {self.method.warmup_rounds}, and images are first made in round "
+                f"{making.first}, before which all rounds are private: it must be at most {making.first}, or "
+                f"method.{name}.first larger"
             )
         return self
 
@@ -425,8 +479,8 @@ class Federation(_Model):
 
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
         """The peers whose newest snapshots teach ``peer_id`` in this round, ascending; none if it has no part in it."""
-        active, traits = self.active(round_number), self.method.traits
-        untaught = max(self.method.warmup_rounds, traits.untaught_rounds)
+        active, traits, making = self.active(round_number), self.method.traits, self.method.making
+        untaught = max(self.method.warmup_rounds, traits.untaught_rounds if making is None else making.first)
         if not traits.has_teachers or round_number <= untaught or peer_id not in active:
             return ()
         return tuple(other for other in active if other != peer_id)
@@ -434,11 +488,39 @@ class Federation(_Model):
     def published_by(self, peer_id: int, round_number: int) -> str:
         """What a peer publishes in a round, as the key of its tensor layout in the learner's ``ready``.
 
-        The key of a model is its architecture; it is published in every round, and so are predictions. See
+        The key of a model is its architecture. Where peers make the transfer set, it is ``images-`` and their number
+        in the rounds in which they do, then predictions, and the digest of the model before. See
         :mod:`crad_p2p.methods`.
         """
-        del round_number
-        return PREDICTIONS if self.method.traits.publishes_predictions else self.peer(peer_id).arch
+        making = self.method.making
+        if making is None:
+            return PREDICTIONS if self.method.traits.publishes_predictions else self.peer(peer_id).arch
+        if making.are_made_in(round_number):
+            return self.images_key(peer_id)
+        return PREDICTIONS if round_number > making.first else MODEL_DIGEST
+
+    def kinds_of(self, peer_id: int) -> frozenset[str]:
+        """All that a peer publishes, by :meth:`published_by`."""
+        return frozenset(self.published_by(peer_id, number) for number in range(self.rounds + 1))
+
+    def images_key(self, peer_id: int) -> str:
+        """The key of a peer's images."""
+        return f"{IMAGES}-{self.images_of(peer_id)}"
+
+    def images_of(self, peer_id: int) -> int:
+        """How many of the transfer set a peer makes; 0 where they make none."""
+        making = self.method.making
+        if making is None:
+            return 0
+        share, more = divmod(making.images, len(self.peers))
+        return share + (self.ids.index(peer_id) < more)
+
+    @property
+    def transfer_size(self) -> int:
+        """Images of the set on which peers compare predictions; 0 where they compare none."""
+        if self.method.making is not None:
+            return self.method.making.images
+        return (self.data.transfer_samples or 0) if self.method.traits.publishes_predictions else 0
 
     @property
     def schedule(self) -> Schedule | None:

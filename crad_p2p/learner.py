@@ -45,7 +45,7 @@ from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
 from crad_p2p.failpoints import fail_point
 from crad_p2p.federation import Federation, load_federation
-from crad_p2p.footprint import kept_for_backward
+from crad_p2p.footprint import kept_by_step
 from crad_p2p.manifest import Manifest
 from crad_p2p.memory import peak_rss_bytes
 from crad_p2p.methods.build import layouts_of
@@ -90,14 +90,14 @@ class Learner:
             progress=self.progress,
             warn=lambda text: self.emit("warning", message=text),
         )
-        classes, channels = len(dataset.class_names), dataset.train.images.shape[1]
-        layouts = layouts_of(federation, classes=classes, channels=channels)
+        classes, image_shape = len(dataset.class_names), dataset.train.images.shape[1:]
+        layouts = layouts_of(federation, classes=classes, image_shape=image_shape)
         free_bytes, total_bytes = memory_of(device) or (None, None)
         self.emit(
             "ready",
             train_samples=self._client.train_samples,
             class_names=list(dataset.class_names),
-            image_shape=list(dataset.train.images.shape[1:]),
+            image_shape=list(image_shape),
             # How many groups there are to learn from, to validate and to test; null where shards are not made of them.
             groups=None
             if groups is None
@@ -110,11 +110,8 @@ class Learner:
             # Of a device with memory of its own; else null.
             free_bytes=free_bytes,
             total_bytes=total_bytes,
-            batch_bytes=kept_for_backward(
-                federation.peer(arguments.id).arch,
-                classes=classes,
-                image_shape=dataset.train.images.shape[1:],
-                batch_size=federation.training.batch_size,
+            batch_bytes=kept_by_step(
+                federation, federation.peer(arguments.id).arch, classes=classes, image_shape=image_shape
             ),
         )
 

@@ -21,7 +21,7 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 
 #: Enough for several thousand tensors; the safetensors library itself would accept 100 MB.
 MAX_HEADER_BYTES = 1 << 20
-_ITEM_BYTES = {"F32": 4, "I64": 8}
+_ITEM_BYTES = {"U8": 1, "F32": 4, "I64": 8}
 
 
 class SnapshotError(Exception):
@@ -33,7 +33,7 @@ class DamagedFileError(SnapshotError):
 
 
 class TensorSpec(NamedTuple):
-    """dtype in safetensors' words (``F32``, ``I64``) and shape of one tensor."""
+    """dtype in safetensors' words (``U8``, ``F32``, ``I64``) and shape of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,6 +50,17 @@ def file_bounds(layout: Layout) -> tuple[int, int]:
     """Least and most bytes of a snapshot file of this layout: its data are exact, only its header may vary."""
     data = sum(spec.nbytes for spec in layout.values())
     return 8 + len("{}") + data, 8 + MAX_HEADER_BYTES + data
+
+
+def file_bytes(layout: Layout) -> int:
+    """Bytes of the file that :func:`crad_p2p.weights.encode` makes of such tensors."""
+    header, end = dict[str, Any](), 0
+    for name, spec in sorted(layout.items(), key=lambda item: (-_ITEM_BYTES[item[1].dtype], item[0])):
+        offsets = [end, end + spec.nbytes]
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
+        end = offsets[1]
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-length // 8) * 8 + end
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:

@@ -28,7 +28,7 @@ data:
 
 method:
   name: crad                  # crad, stage1, uniform, uncertainty, local; other weights in CRAD's place: acc, sup, sm,
-                              # lcb, ce, inv_sigma, precision; and fedmkd, dfml, fedmd, msfkd (docs/methods.md)
+                              # lcb, ce, inv_sigma, precision; fedmkd, dfml, fedmd, msfkd, fedgd (docs/methods.md)
   temperature: 3.0            # T
   distillation_weight: 0.7    # lambda: share of the loss that comes from the teachers
   min_support: 2              # validation samples a teacher needs to count for a class
@@ -37,6 +37,7 @@ method:
   # fedmkd: {{memory_weight: half}}    # fedmkd alone: share of the own last model, 1/2 or (uniform) 1/(teachers + 1)
   # dfml: {{alpha_min: 0.0, alpha_max: 0.8, period: 10, temperature: 1.0}}     # dfml alone: cycle of the others' weight
   # msfkd: {{keep_quantile: 0.5, require_plurality: true}}     # msfkd alone: whose predictions count
+  # fedgd: {{first: 20, every: 50, images: 500, steps: 100, weight: 1.0}}     # fedgd alone: when which images are made
 
 training:
   batch_size: 64

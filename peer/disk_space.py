@@ -49,12 +49,15 @@ def disk_need(federation: Federation, own_id: int, layouts: Mapping[str, Layout]
     traits = federation.method.traits
     # The momentum is about as large as the model, and so is an earlier model.
     own = (2 + traits.has_peak) * _file_bytes(layouts[federation.peer(own_id).arch])
+    largest = {peer: max(_file_bytes(layouts[key]) for key in federation.kinds_of(peer)) for peer in federation.ids}
     if traits.publishes_predictions:  # beside the model, which is kept all the same
-        own += _file_bytes(layouts[federation.published_by(own_id, 0)])
+        own += largest[own_id]
+    if federation.method.making is not None:  # and so are the images of all
+        own += sum(_file_bytes(layouts[federation.images_key(peer)]) for peer in federation.ids)
     if not traits.has_teachers:
         return DiskNeed(own, _OWN_ROUNDS * own)
-    others = [federation.published_by(peer, 0) for peer in federation.ids if peer != own_id]
-    received = sum(_file_bytes(layouts[key]) for key in others)
+    others = [peer for peer in federation.ids if peer != own_id]
+    received = sum(largest[peer] for peer in others)
     # Nobody runs over the own images where no models come.
     heard = 0 if traits.publishes_predictions else 4 * posteriors * (len(others) + traits.has_memory)
     stale = federation.barrier.quorum(len(federation.peers))[1] if federation.barrier.policy == "quorum" else 1

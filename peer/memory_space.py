@@ -23,16 +23,22 @@ def memory_need(federation: Federation, own_id: int, layouts: Mapping[str, Layou
     """Bytes that training takes at least: model, gradients, momentum, a batch, and the largest teacher, twice; and what
     the method keeps of the own model besides.
 
-    A teacher is there as file and as model. Images and libraries are not in it: they are there already when a learner
-    has said that it is ready.
+    A teacher is there as file and as model. What is no model is there of all peers at once, as it came and in the
+    float64 of its mean; and so are the images that they have made, those of the last time and those of now. Images of
+    the data and libraries are not in it: they are there already when a learner has said that it is ready.
     """
     sizes = {key: sum(spec.nbytes for spec in layout.values()) for key, layout in layouts.items()}
     own = sizes[federation.peer(own_id).arch]
-    others = [sizes[federation.published_by(entry.id, 0)] for entry in federation.peers if entry.id != own_id]
+    largest = {peer: max(sizes[key] for key in federation.kinds_of(peer)) for peer in federation.ids}
+    others = [largest[peer] for peer in federation.ids if peer != own_id]
     traits = federation.method.traits
     teachers = [*others, own] if traits.has_memory else others
-    teacher = max(teachers, default=0) if traits.has_teachers else 0
-    return (3 + traits.has_peak) * own + batch_bytes + 2 * teacher
+    heard = 2 * max(teachers, default=0) if traits.has_teachers else 0
+    if traits.publishes_predictions:
+        heard = 3 * sum(others)
+    if federation.method.making is not None:
+        heard += 2 * sum(sizes[federation.images_key(peer)] for peer in federation.ids)
+    return (3 + traits.has_peak) * own + batch_bytes + heard
 
 
 def check_memory(need: int, free: int | None, where: str) -> Finding:

@@ -104,7 +104,7 @@ def _require_model(federation: Federation, store: Store, newest: Sighting | None
     """See that the last round is here and whole, where nobody can give its model back."""
     last = store.last_round()
     if newest is not None and not _is_here(store, newest):
-        what = f"the model of round {newest.round}, which others have had predictions of, is not here"
+        what = f"the model of round {newest.round}, of which others have what was published, is not here"
     elif last >= 0 and (reason := store.damage(last)):
         what = f"the model of round {last} is damaged here ({reason})"
     else:

@@ -545,6 +545,21 @@ def test_what_goes_to_disk(tmp_path: Path) -> None:
     assert predictions == DiskNeed(2 * LARGE + 3 * said, 8 * LARGE + (4 + 4) * said)
 
 
+MADE = {"images-7": {"images": TensorSpec("U8", (7, 100)), "model_digest": TensorSpec("U8", (32,))}}
+MADE |= {"images-6": {"images": TensorSpec("U8", (6, 100)), "model_digest": TensorSpec("U8", (32,))}}
+MADE |= {"model_digest": {"model_digest": TensorSpec("U8", (32,))}, "predictions": {"p": TensorSpec("F32", (20, 2))}}
+
+
+def test_what_goes_to_disk_where_the_peers_make_the_images(tmp_path: Path) -> None:
+    made = sized(tmp_path, method={"name": "fedgd", "fedgd": {"images": 20, "first": 1}}, rounds=9)
+    seven, six = (100 * n + 32 + len("imagesmodel_digest") + 2 * 128 for n in (7, 6))
+    own = 2 * LARGE + seven + (2 * seven + six)
+    need = disk_need(made, 0, LAYOUTS | MADE, 50)
+    assert need == DiskNeed(own + seven + six, 4 * own + 2 * (seven + six))
+    step = memory_need(made, 0, LAYOUTS | MADE, 7)
+    assert step == 3 * 4_000_000 + 7 + 3 * (732 + 632) + 2 * (732 + 732 + 632)
+
+
 @pytest.mark.parametrize(
     ("free", "used", "level"),
     [
@@ -577,7 +592,7 @@ def test_what_training_takes(tmp_path: Path) -> None:
     assert memory_need(sized(tmp_path, method={"name": "local"}), 1, LAYOUTS, 7) == 3 * 1_000_000 + 7
     assert memory_need(sized(tmp_path, method={"name": "dfml"}), 0, LAYOUTS, 7) == 4 * 4_000_000 + 7 + 2 * 1_000_000
     assert memory_need(sized(tmp_path, method={"name": "fedmkd"}), 0, LAYOUTS, 7) == 3 * 4_000_000 + 7 + 2 * 4_000_000
-    assert memory_need(with_predictions(tmp_path), 1, WITH_PREDICTIONS, 7) == 3 * 1_000_000 + 7 + 2 * 800
+    assert memory_need(with_predictions(tmp_path), 1, WITH_PREDICTIONS, 7) == 3 * 1_000_000 + 7 + 3 * 2 * 800
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from crad_p2p import simulation
 from crad_p2p.architectures import layout_of
+from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
 from crad_p2p.data.partition import make_splits, partition_digest
 from crad_p2p.errors import ConfigurationError, DataError, ExitCode, IncompleteError, UsageError
@@ -51,7 +52,6 @@ def plan_of(**fields: Any) -> list[Planned]:
 # --- what runs there are ----------------------------------------------------------------------------------------------
 
 
-def test_every_method_meets_every_data_set_seed_and_size_and_whole_tables_come_early() -> None:
 def test_what_a_method_needs_may_be_in_the_settings_file() -> None:
     plan = plan_of(methods=["crad", "fedmd"], settings={"data": {"transfer_samples": 20}})
     assert [each.federation.data.transfer_samples for each in plan] == [20, 20]
@@ -65,6 +65,7 @@ def test_what_a_method_needs_may_be_in_the_settings_file() -> None:
         plan_of(methods=["fedm"], settings={"training": {"evaluate_every": 5}})
 
 
+def test_every_method_meets_every_data_set_seed_and_size_and_whole_tables_come_early() -> None:
     plan = plan_of(seeds=[1, 2], counts=[3, 4], participation=2)
     assert [planned.name for planned in plan] == [
         f"digits-n{peers}of2-{method}-s{seed}" for seed in (1, 2) for peers in (3, 4) for method in ("crad", "local")
@@ -324,10 +325,43 @@ def test_bytes_are_those_to_the_peers_that_are_active_beside_it() -> None:
     all_of_four = plan_of(methods=["crad"], counts=[4])[0].federation
     two_of_four = plan_of(methods=["crad"], counts=[4], participation=2)[0].federation
     alone = plan_of(methods=["local"], counts=[4])[0].federation
-    every, some, none = (bytes_sent(each, classes=10, channels=1) for each in (all_of_four, two_of_four, alone))
-    assert every is not None
-    assert some is not None
+    every, some, none = (
+        bytes_sent(each, classes=10, image_shape=(1, 8, 8)) for each in (all_of_four, two_of_four, alone)
+    )
     assert (every / 3, none) == (some, 0.0)
+
+
+@pytest.mark.parametrize("method", ["fedmd", "fedgd"])
+def test_bytes_of_what_is_no_model_are_the_mean_over_the_rounds(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    own = {"first": 1, "every": 3, "images": 8, "steps": 1}
+    settings = {"data": {"transfer_samples": 20}, "method": {"fedgd": own}, "training": {"evaluate_every": 5}}
+    planned = plan_of(methods=[method], rounds=5, settings=settings)[0]
+    published: list[int] = []
+    real = Client.snapshot
+
+    def note(client: Client) -> bytes:
+        snapshot = real(client)
+        published.extend([len(snapshot)] if client.round else [])
+        return snapshot
+
+    monkeypatch.setattr(Client, "snapshot", note)
+    dataset = load_dataset(planned.federation.data, seed=1, data_dir=Path())
+    simulate(planned.federation, dataset, device=torch.device("cpu"), threads=1)
+    assert len(published) == 5 * 3
+    found = bytes_sent(planned.federation, classes=10, image_shape=(1, 8, 8))
+    assert found == pytest.approx(2 * mean(published))
+
+
+def test_what_peers_make_and_say_is_in_the_need_of_a_run() -> None:
+    settings = {"data": {"transfer_samples": 20}}
+    plan = {
+        each.method: each.federation
+        for each in plan_of(methods=["crad", "fedmd", "fedgd"], rounds=30, settings=settings)
+    }
+    images = load_dataset(plan["crad"].data.model_copy(update={"samples": None}), seed=1, data_dir=Path())
+    crad, fedmd, fedgd = (need_of(plan[name], images).host for name in ("crad", "fedmd", "fedgd"))
+    assert fedmd - crad == 3 * (6 * 4 * 20 * 10 + 20 * 64)
+    assert fedgd - crad > 3 * (6 * 4 * 500 * 10 + 5 * 500 * 64)
 
 
 # --- many runs --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_every_method_is_in_the_documents_and_the_template() -> None:
         assert re.search(rf"\b{name}\b", offered), name
 
 
-@pytest.mark.parametrize("section", ["fedmkd", "dfml", "msfkd"])
+@pytest.mark.parametrize("section", ["fedmkd", "dfml", "msfkd", "fedgd"])
 def test_the_settings_of_a_method_stand_in_the_template_with_their_defaults(section: str) -> None:
     text = render(3, "digits").replace("name: crad ", f"name: {section} ").replace("# transfer_s", "transfer_s")
     plain = build_federation(yaml.safe_load(text), "test")

@@ -20,6 +20,7 @@ from crad_p2p.federation import (
     DataSettings,
     DfmlSettings,
     Federation,
+    FedGdSettings,
     FedMkdSettings,
     MethodSettings,
     MsfkdSettings,
@@ -235,7 +236,11 @@ def test_a_wrong_field_in_one_sentence(tmp_path: Path, field: str, value: Any, m
             "imagenet",
             "data set 'imagenet' is unknown; allowed are digits, cifar10, cifar100, pathmnist",
         ),
-        ("method.name", "fedavg", "method 'fedavg' is unknown; allowed are crad, stage1, uniform, uncertainty, acc, "),
+        (
+            "method.name",
+            "scaffold",
+            "method 'scaffold' is unknown; allowed are crad, stage1, uniform, uncertainty, acc, ",
+        ),
         ("method.name", "fedmk", "method 'fedmk' is unknown; did you mean 'fedmkd'? allowed are crad, "),
         ("method.dfml", {"alpha_min": 0.9}, "alpha_min 0.9 is above alpha_max 0.8"),
         ("peers", [], "the list is empty; at least one peer is needed"),
@@ -497,7 +502,12 @@ def test_the_digest_is_what_it_was_before_there_were_other_methods() -> None:
 
 # ----------------------------------------------------------------------------------------------- settings of one method
 
-SECTIONS: dict[str, Any] = {"fedmkd": FedMkdSettings, "dfml": DfmlSettings, "msfkd": MsfkdSettings}
+SECTIONS: dict[str, Any] = {
+    "fedmkd": FedMkdSettings,
+    "dfml": DfmlSettings,
+    "msfkd": MsfkdSettings,
+    "fedgd": FedGdSettings,
+}
 #: What some methods need besides their name.
 WITH_TRANSFER: dict[str, Any] = {**TREE, "data": {**TREE.get("data", {}), "transfer_samples": 50}}
 
@@ -541,6 +551,11 @@ def test_the_settings_of_a_method_are_agreed_on_where_it_is_used(section: str) -
         ("dfml", {"period": 20}),
         ("msfkd", {"keep_quantile": 0.4}),
         ("msfkd", {"require_plurality": False}),
+        ("fedgd", {"first": 21}),
+        ("fedgd", {"every": 49}),
+        ("fedgd", {"images": 501}),
+        ("fedgd", {"steps": 99}),
+        ("fedgd", {"weight": 25.0}),
     ],
 )
 def test_the_digest_sees_the_settings_of_a_method(name: str, section: dict[str, Any]) -> None:
@@ -556,11 +571,11 @@ def test_noise_on_the_counts_does_not_go_with_a_cross_entropy_beside_them(tmp_pa
     build({**tree, "method": {"name": "acc"}})
 
 
-def test_all_publish_the_same_kind_in_every_round() -> None:
-    for name in METHODS:
+def test_all_but_fedgd_publish_the_same_kind_in_every_round() -> None:
+    for name in set(METHODS) - {"fedgd"}:
         federation = build(tree_with("method.name", name, WITH_TRANSFER))
         kind = "predictions" if name in ("fedmd", "msfkd") else "cnn6"
-        assert {federation.published_by(1, number) for number in range(7)} == {kind}
+        assert {federation.published_by(1, number) for number in range(7)} == {kind} == federation.kinds_of(1)
 
 
 @pytest.mark.parametrize("name", ["fedmd", "msfkd"])
@@ -571,6 +586,40 @@ def test_predictions_need_a_transfer_set_and_all_peers(tmp_path: Path, name: str
     some = sentence(write(tmp_path, {**tree, "participation": 2}))
     assert some.startswith(f": participation: 2 with method {name}, which moves no models and takes the predictions of")
     build({**WITH_TRANSFER, "participation": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"participation": 2}, "participation: 2 with method fedgd, which moves no models and"),
+        (
+            {"barrier": {"policy": "quorum"}},
+            "barrier.policy: quorum with method fedgd, whose peers all need the images of",
+        ),
+        (
+            {"rounds": 21},
+            "method.fedgd.first: images are first made in round 20 of 21, passed on in the next and learned",
+        ),
+        (
+            {"method": {"name": "fedgd", "fedgd": {"images": 2}}},
+            "method.fedgd.images: 2 for 3 peers, each of which makes",
+        ),
+        (
+            {"method": {"name": "fedgd", "warmup_rounds": 21}},
+            "method.warmup_rounds: 21, and images are first made in round 2",
+        ),
+    ],
+)
+def test_images_that_could_not_be_made_or_used(tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+    tree = tree_with("method.name", "fedgd")
+    build({**tree, "rounds": 22})
+    build({**tree, "method": {"name": "fedgd", "warmup_rounds": 20, "fedgd": {"images": 3}}})
+    assert sentence(write(tmp_path, {**tree, **changes})).startswith(f": {found}")
+
+
+def test_rounds_in_which_images_are_made() -> None:
+    made = FedGdSettings(first=3, every=4)
+    assert [number for number in range(14) if made.are_made_in(number)] == [3, 7, 11]
 
 
 @pytest.mark.parametrize("name", ["fedmd", "msfkd"])

@@ -480,7 +480,7 @@ def test_a_run_of_dfml_reports_its_peaks() -> None:
 def test_layouts_are_of_what_is_published() -> None:
     for name in ("crad", "dfml", "local"):
         settings = federation({"name": name})
-        layouts = layouts_of(settings, classes=10, channels=1)
+        layouts = layouts_of(settings, classes=10, image_shape=(1, 8, 8))
         assert set(layouts) == {settings.published_by(peer, number) for peer in ARCHS for number in (0, 1)}
         model = build_model("cnn6@0.125", classes=10, channels=1)
         assert {name: spec.shape for name, spec in layouts["cnn6@0.125"].items()} == {

@@ -20,6 +20,8 @@ from crad_p2p.simulation import simulate
 
 CPU = torch.device("cpu")
 Make = Callable[..., Peers]
+#: Images are made in round 1, put together in the next, and learned from in round 3; new ones in round 4.
+FEDGD = {"name": "fedgd", "fedgd": {"first": 1, "every": 3, "images": 9, "steps": 1}}
 
 
 @pytest.mark.parametrize(
@@ -30,13 +32,15 @@ Make = Callable[..., Peers]
         ({"name": "fedmkd"}, None),
         ({"name": "fedmd"}, "before-announce@2"),  # the model, which nobody else has, must come back
         ({"name": "msfkd"}, None),
+        (FEDGD, "before-announce@2"),  # with the images of all, which nobody keeps any more
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_over_the_network_as_in_memory(mesh: Make, method: dict[str, Any], killed: str | None) -> None:
     data = {"dataset": "digits", "samples": 200, "transfer_samples": 30}
     data = data if method["name"] in ("fedmd", "msfkd") else {**data, "transfer_samples": None}
-    peers = mesh(2, light=False, method=method, rounds=2, seed=5, data=data, training={"evaluate_every": 1})
+    rounds = 4 if method["name"] == "fedgd" else 2
+    peers = mesh(2, light=False, method=method, rounds=rounds, seed=5, data=data, training={"evaluate_every": 1})
     federation = load_federation(peers.file)
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=peers.folder)
     precision = resolve_precision("auto", CPU)
@@ -56,14 +60,16 @@ def test_over_the_network_as_in_memory(mesh: Make, method: dict[str, Any], kille
         result, expected = each.result(), summary.peers[i]
         for field in ("snapshot_sha256", "best_round", "local_accuracy", "peak_global_accuracy", "peak_local_accuracy"):
             assert getattr(result, field) == getattr(expected, field), (i, field)
-        statistics = each.manifest(2).statistics
+        statistics = each.manifest(rounds).statistics
         assert (statistics.cross_entropy is not None) == (method["name"] == "ce")
 
 
-def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make) -> None:
+@pytest.mark.parametrize("method", [{"name": "fedmd"}, FEDGD], ids=lambda method: method["name"])
+def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make, method: dict[str, Any]) -> None:
     """A peer that has lost its disk can neither start from nothing nor recover, and says why."""
     data = {"dataset": "digits", "samples": 200, "transfer_samples": 30}
-    peers = mesh(2, light=False, method={"name": "fedmd"}, rounds=2, seed=5, data=data)
+    name, rounds = method["name"], 4 if method["name"] == "fedgd" else 2
+    peers = mesh(2, light=False, method=method, rounds=rounds, seed=5, data=data)
     started = [peers.start(0), peers.start(1)]
     for each in started:
         assert each.ended() == ExitCode.COMPLETE, each.output
@@ -74,20 +80,20 @@ def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make) -> 
     refused = peers.start(1)
     here = "(there is no round here|the newest here is round 0)"
     sentence = (
-        rf"peer 0 has had round 2 of this peer, and {here}: {RESTORED}\. Put back the newer directory, or start a new "
-        "run: method fedmd does not publish models, so nobody else has this peer's"
+        rf"peer 0 has had round {rounds} of this peer, and {here}: {RESTORED}\. Put back the newer directory, or start "
+        rf"a new run: method {name} does not publish models, so nobody else has this peer's"
     )
     code = refused.ended()
     assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
     refused = peers.start(1, "--recover")
     sentence = (
-        "the model of round 2, which others have had predictions of, is not here, and method fedmd does not publish "
-        "models, so nobody can give it back: put back a copy of the state directory as it was after that round, or "
-        "start a new run"
+        f"the model of round {rounds}, of which others have what was published, is not here, and method {name} does "
+        "not publish models, so nobody can give it back: put back a copy of the state directory as it was after that "
+        "round, or start a new run"
     )
     code = refused.ended()
     assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
-    assert not list(lost.glob("rounds/0*2"))
+    assert not list(lost.glob(f"rounds/0*{rounds}"))
     shutil.rmtree(lost)
     shutil.copytree(backup, lost)
     back = peers.start(1, "--recover")  # and where nothing is lost it changes nothing

@@ -384,7 +384,7 @@ def test_a_transfer_set_from_the_command_line() -> None:
 
 def test_the_layout_of_predictions() -> None:
     made = settings({"name": "msfkd"})
-    layouts = layouts_of(made, classes=CLASSES, channels=1)
+    layouts = layouts_of(made, classes=CLASSES, image_shape=(1, 8, 8))
     assert set(layouts) == {"predictions", *ARCHS.values()}
     assert layouts["predictions"] == {"predictions": TensorSpec("F32", (SIZE, CLASSES))}
-    assert "predictions" not in layouts_of(settings({"name": "crad"}), classes=CLASSES, channels=1)
+    assert "predictions" not in layouts_of(settings({"name": "crad"}), classes=CLASSES, image_shape=(1, 8, 8))

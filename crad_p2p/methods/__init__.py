@@ -15,34 +15,30 @@ module              what it has
 ``dfml``            mutual learning, symmetric: pairwise divergences, cyclic weight, peak model
 ``fedmd``           predictions on a transfer set: towards the mean logits of all
 ``msfkd``           the same, towards those that are sure and agree with most
+``fedgd``           the same beside the own labels, on images that generators make of the peers' models
 ``local``           no peers
 ==================  ===============================================================================================
 
 Each file says which parts are its source's and which are ours; docs/methods.md says it for users. All of them publish
-models, but ``fedmd`` and ``msfkd``. A method that publishes something else again fits in at these places:
+models, but ``fedmd``, ``msfkd`` and ``fedgd``. A method that publishes something else again fits in at these places:
 
 **What a peer publishes.** The service tells files apart by a *key*: :meth:`crad_p2p.federation.Federation.published_by`
 gives it for (peer, round), from the agreed settings alone, and the learner's ``ready`` has a layout for each key
 (:func:`crad_p2p.methods.build.layouts_of`). The key of a model is its architecture; ``predictions`` are a float32
-[samples, classes] of the transfer set, the same layout for all peers. Others would be ``images`` (``fedgd`` in the
-rounds in which transfer sets are made: uint8 [samples, C, H, W]), and ``bundle`` (``dfml`` with an aggregator: the
-tensors of all N models with ``ID.`` before their names, published by the aggregator of the round, which
-``published_by`` draws from the seed; the others publish nothing new in it, as those that are not active do not under
-partial participation). Barrier, transfer, store and signatures know files, not models, and stay as they are;
-:mod:`crad_p2p.snapshot` knows the two dtypes of models only.
+[samples, classes] of the transfer set; ``images-N`` are a part of N images of one that the peers make, uint8
+[N, C, H, W]; ``model_digest`` is for rounds in which nothing else is to be said. Another would be ``bundle`` (``dfml``
+with an aggregator: the tensors of all N models with ``ID.`` before their names, published by the aggregator of the
+round, which ``published_by`` draws from the seed; the others publish nothing new in it, as those that are not active do
+not under partial participation). Barrier, transfer, store and signatures know files, not models, and stay as they are.
 
 **What a student makes of it.** ``Client.teach`` runs a model over the local epoch as it arrives and keeps posteriors.
-Predictions it keeps as they are: :class:`~crad_p2p.methods.interface.Lesson` has a field for them, of which
-:meth:`~crad_p2p.methods.interface.Method.digest` makes what is learned from the transfer set before the own images. Of
-other kinds it would keep what arrived too: images as part of the transfer set, of a bundle the own model alone.
+What is no model it keeps as it is (:mod:`crad_p2p.transfer`): predictions, of which
+:meth:`~crad_p2p.methods.interface.Method.digest` makes what is learned from the transfer set, before the own images or
+beside them; and images, which become part of it. Of a bundle it would keep the own model alone.
 
 **What a student keeps for itself.** A method's ``state`` lies in the checkpoint of every round, which never leaves the
 peer. Where the model is not what is published, ``Client`` puts it there, and ``Client.restore`` and ``Client.evaluate``
-(whose ``beside`` it is) take it from there, and compare it with what was published; made transfer sets would go there
-once they are complete. Nobody else can give such a model back to a peer that has lost its disk: ``peer.recovery`` says
-so instead.
-
-``fedgd`` so needs: ``published_by`` by round; ``U8`` in :mod:`crad_p2p.snapshot`, and sizes of both kinds in
-``peer.disk_space``; the generator; in ``Client`` the union of the peers' images in id order in the place of
-``_transfer``, kept in the checkpoint; and an objective with one synthetic batch beside every own one.
+(whose ``beside`` it is) take it from there, and compare it with what was published; so does it with a transfer set that
+the peers have made. Nobody else can give such a model back to a peer that has lost its disk: ``peer.recovery`` says so
+instead.
 """

@@ -18,6 +18,7 @@ class Traits(NamedTuple):
         publishes_cross_entropy: the class statistics have the mean cross-entropy of every class.
         publishes_predictions: a peer publishes what its model says of the transfer set in the model's place, which
             stays in its checkpoints.
+        makes_transfer_set: they make the transfer set themselves, in some of the rounds.
     """
 
     has_teachers: bool = True
@@ -26,6 +27,7 @@ class Traits(NamedTuple):
     has_peak: bool = False
     publishes_cross_entropy: bool = False
     publishes_predictions: bool = False
+    makes_transfer_set: bool = False
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -57,5 +59,6 @@ METHODS: Mapping[str, Traits] = {
     "dfml": Traits(has_target=False, has_peak=True),
     "fedmd": Traits(has_target=False, publishes_predictions=True),
     "msfkd": Traits(has_target=False, publishes_predictions=True),
+    "fedgd": Traits(has_target=False, publishes_predictions=True, makes_transfer_set=True),
     "local": Traits(has_teachers=False, has_target=False),
 }

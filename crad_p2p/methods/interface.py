@@ -47,7 +47,8 @@ class Lesson:
             that have a memory, in rounds with teachers.
         predictions: logits of the transfer set, float32 [N, S, C] on the CPU, as they were published: those of the
             teachers and the student's own of its last round, in id order; for methods that publish predictions, in
-            rounds with teachers, else None.
+            rounds with teachers, else None. In the round after one in which the images were made there are none yet.
+        places: int64 [K], ascending: which of the S images are there; None for all.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Lesson:
     posteriors: Callable[[slice], Tensor]
     memory: Callable[[slice], Tensor]
     predictions: Tensor | None = None
+    places: Tensor | None = None
 
 
 class Digest(NamedTuple):
@@ -64,11 +66,14 @@ class Digest(NamedTuple):
         places: int64 [K], ascending: those of the S images that are used.
         targets: float [K, ...] on the CPU, in that order.
         loss: a scalar from the student's logits [B, C] and the targets of a batch, on the same device.
+        is_beside: it is learned beside the own images, a batch of each in every step, whose losses are added; else in
+            one epoch before theirs.
     """
 
     places: Tensor
     targets: Tensor
     loss: Callable[[Tensor, Tensor], Tensor]
+    is_beside: bool = False
 
 
 class Method(ABC):
@@ -94,7 +99,7 @@ class Method(ABC):
         """What the student minimises in one round. It may be used several times, if training diverges."""
 
     def digest(self, lesson: Lesson) -> Digest | None:
-        """What is learned from the transfer set, in one epoch before that on the own images; None for nothing."""
+        """What is learned from the transfer set; None for nothing."""
         del lesson
         return None
 

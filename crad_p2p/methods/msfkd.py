@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crad_p2p.distillation import Objective, own_labels
+from crad_p2p.distillation import Objective, own_labels, soft_loss
 from crad_p2p.federation import MsfkdSettings
 from crad_p2p.methods.interface import Digest, Lesson, Method
 
@@ -70,11 +70,6 @@ def _quantile(values: Tensor, share: float) -> Tensor:
     return torch.lerp(ordered[lower], ordered[lower + 1], place - lower)
 
 
-def _divergence(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(target || softmax(logits / T)), the mean over samples."""
-    return temperature**2 * F.kl_div(F.log_softmax(logits / temperature, -1), target, reduction="batchmean")
-
-
 class Msfkd(Method):
     """Towards those that are sure and agree with most, then towards the own labels."""
 
@@ -88,4 +83,4 @@ class Msfkd(Method):
         own = self._settings.msfkd or MsfkdSettings()
         kept = select(lesson.predictions, keep_quantile=own.keep_quantile, require_plurality=own.require_plurality)
         places, targets = selected_targets(lesson.predictions, kept, self.temperature)
-        return Digest(places, targets, partial(_divergence, temperature=self.temperature))
+        return Digest(places, targets, partial(soft_loss, temperature=self.temperature))

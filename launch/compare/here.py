@@ -21,14 +21,14 @@ def need_of(federation: Federation, whole: Dataset) -> Need:
     """The most that a simulation holds at a time.
 
     Every client has a model, its momentum and its gradients; of every client there are the snapshot that teaches, the
-    new one and that of the best round, with what goes beside them. One trains at a time, with the largest batch, beside
-    one teacher. On a GPU every client has the test set and its shard there.
+    new one and that of the best round, with what goes beside them: the models, if they stay at home. One trains at a
+    time, with the largest batch, beside one teacher. On a GPU every client has the test set and its shard there.
 
     Args:
         whole: the data set of its file, of which the run may take a part.
     """
     from crad_p2p.architectures import layout_of
-    from crad_p2p.footprint import kept_for_backward
+    from crad_p2p.footprint import kept_by_step
 
     all_images, test = whole.train.images.nbytes + whole.test.images.nbytes, whole.test.images.nbytes
     count = min(federation.data.samples or len(whole.train), len(whole.train))
@@ -40,14 +40,16 @@ def need_of(federation: Federation, whole: Dataset) -> Need:
         arch: sum(spec.nbytes for spec in layout_of(arch, classes=classes, channels=shape[0]).values())
         for arch in set(archs)
     }
-    batch = max(
-        kept_for_backward(arch, classes=classes, image_shape=shape, batch_size=federation.training.batch_size)
-        for arch in sizes
-    )
+    batch = max(kept_by_step(federation, arch, classes=classes, image_shape=shape) for arch in sizes)
     peaks = 4 if federation.method.traits.has_peak else 0  # the peak model, and one beside each snapshot
     models = sum(sizes[arch] for arch in archs)
+    # Where predictions are published, three of every peer, and those of all as one peer learns from them. A transfer
+    # set is with every peer, and beside its snapshots if it was made.
+    said = 4 * federation.transfer_size * classes * len(archs)
+    copies = 1 if federation.method.making is None else 5
+    common = 6 * said + copies * federation.transfer_size * whole.train.images[0].nbytes * len(archs)
     step = 2 * batch + 3 * max(sizes.values())  # convolutions take about as much again for themselves
-    host = _PROCESS + all_images + 2 * train + (6 + peaks) * models + step
+    host = _PROCESS + all_images + 2 * train + (6 + peaks) * models + common + step
     on_device = train + len(archs) * test
     return Need(host, _CONTEXT + (3 + peaks) * models + step + on_device)
 

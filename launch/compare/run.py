@@ -41,8 +41,8 @@ class Cost:
         cpu_seconds: of this process, a round; of one in which all active peers learn, validate and are tested where
             that was due. Without the first round, in which things are made ready, if there are more.
         wall_seconds: likewise; the peers of a run compute one after another.
-        bytes_sent: snapshot bytes that a peer would send in a round in which it takes part, the mean over the peers:
-            computed. None if what it publishes is no model of its own.
+        bytes_sent: snapshot bytes that a peer would send in a round in which it takes part, the mean over the peers and
+            rounds: computed. None in runs of earlier versions of methods whose peers do not publish models.
         device: where it computed.
         partition: digest of the labels and of all shards.
     """
@@ -63,26 +63,19 @@ class Cost:
         return cls(**json.loads(path.read_text()))
 
 
-def bytes_sent(federation: Federation, *, classes: int, channels: int) -> float | None:
+def bytes_sent(federation: Federation, *, classes: int, image_shape: Sequence[int]) -> float:
     """See :class:`Cost`: each active peer sends its snapshot to every other one that is active with it."""
-    from crad_p2p import weights
-    from crad_p2p.architectures import build_model
-    from crad_p2p.federation import parse_architecture
+    from crad_p2p.methods.build import layouts_of
+    from crad_p2p.snapshot import file_bytes
 
     if not federation.method.traits.has_teachers:
         return 0.0
-    published = [federation.published_by(peer, 1) for peer in federation.ids]
-    try:
-        for arch in published:
-            parse_architecture(arch)
-    except ValueError:  # predictions or images: their sizes are not known here
-        return None
-    sizes = {
-        arch: len(weights.encode(build_model(arch, classes=classes, channels=channels).state_dict()))
-        for arch in set(published)
-    }
-    receivers = (federation.participation or len(published)) - 1
-    return receivers * sum(sizes[arch] for arch in published) / len(published)
+    layouts = layouts_of(federation, classes=classes, image_shape=image_shape)
+    sizes = {key: file_bytes(layout) for key, layout in layouts.items()}
+    peers, rounds = federation.ids, range(1, federation.rounds + 1)
+    published = sum(sizes[federation.published_by(peer, number)] for peer in peers for number in rounds)
+    receivers = (federation.participation or len(peers)) - 1
+    return receivers * published / (len(peers) * len(rounds))
 
 
 class _Watch:
@@ -154,7 +147,7 @@ def perform(folder: Path, *, data_dir: Path, device: str, precision: str, keeps_
     Cost(
         cpu_seconds=cpu,
         wall_seconds=wall,
-        bytes_sent=bytes_sent(federation, classes=len(images.class_names), channels=images.train.images.shape[1]),
+        bytes_sent=bytes_sent(federation, classes=len(images.class_names), image_shape=images.train.images.shape[1:]),
         device=str(on),
         partition=partition_digest(
             train.labels,
