@@ -179,7 +179,7 @@ class _Asker:
         authorities = _authorities(source)
         self._intake = Intake(
             federation,
-            layouts_of(federation, classes=self._classes, channels=channels),
+            layouts_of(federation, classes=self._classes, image_shape=self._shape),
             self._classes,
             None if authorities is None else lambda: authorities,
             samples={peer: tuple(n) for peer, n in validation_counts(labels, splits, self._classes).items()},
