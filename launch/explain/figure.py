@@ -101,7 +101,7 @@ def _image(panel: Any, found: Found) -> None:
     panel.set_xticks([])
     panel.set_yticks([])
     truth = found.picture.truth
-    panel.set_title("class not known" if truth is None else f"true class {found.name_of(truth)}", fontsize=9)
+    panel.set_title("class not known" if truth is None else f"true class\n{found.name_of(truth)}", fontsize=8)
 
 
 def _weights(panel: Any, found: Found, each: ClassExplanation, *, is_first: bool) -> None:
@@ -129,7 +129,8 @@ def _weights(panel: Any, found: Found, each: ClassExplanation, *, is_first: bool
         panel.spines[side].set_visible(False)
     reasons = "\n".join(found.labels[each.label])
     empty = "" if each.note is None else "\nnobody has support"
-    panel.set_title(f"class {found.name_of(each.label)}, {each.target:.2f} of the target\n{reasons}{empty}", fontsize=8)
+    # On lines of their own, so that those of panels side by side do not meet.
+    panel.set_title(f"class {found.name_of(each.label)}\n{reasons}{empty}\n{each.target:.2f} of the target", fontsize=7)
 
 
 def _voice(found: Found, opinion: Opinion) -> str:
