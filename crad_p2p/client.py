@@ -22,8 +22,8 @@ from crad_p2p.data.datasets import Dataset, ImageSet
 from crad_p2p.data.epoch import LocalEpoch, draw_epoch, plain_batches
 from crad_p2p.data.partition import Split, transfer_set
 from crad_p2p.distillation import EpochLog, Objective, Step, train_epoch
-from crad_p2p.errors import DivergedError
-from crad_p2p.federation import IMAGES, MODEL_DIGEST, PREDICTIONS, Federation
+from crad_p2p.errors import DivergedError, LearnerFailedError
+from crad_p2p.federation import BUNDLE, IMAGES, MODEL_DIGEST, PREDICTIONS, Federation
 from crad_p2p.frozen import Forward, frozen
 from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.methods.build import build_method, layouts_of
@@ -34,6 +34,7 @@ from crad_p2p.snapshot import SnapshotError
 from crad_p2p.statistics import measure
 from crad_p2p.synthesis import classes_held, make_images
 from crad_p2p.teachers import PosteriorStore, inference_batch
+from crad_p2p.together import bundle_of, parts_of, train_together
 
 #: Called with (phase, steps done, steps in all).
 PhaseProgress = Callable[[str, int, int], None]
@@ -110,14 +111,17 @@ class Client:
         self._validation = self._plain(_subset(dataset.train, split.validation))
         self._test = self._plain(_subset(dataset.train, split.test))
         self._global_test = self._plain(dataset.test)
-        # For methods whose peers speak of a transfer set, and keep their models to themselves; None until there is one.
-        self._keeps_model = federation.method.traits.publishes_predictions
+        # For methods whose peers keep their models to themselves, and speak of a transfer set; None until there is one.
+        self._keeps_model = federation.method.keeps_model
         self._transfer: NDArray[np.uint8] | None = None
-        if self._keeps_model and federation.method.making is None:
+        if federation.transfer_size and federation.method.making is None:
             self._transfer = dataset.train.images[transfer_set(dataset.train.labels, federation.data, federation.seed)]
         self._said = torch.empty(0)  # what was published last of it
         self._images = torch.empty(0)  # the own part that was published last, where the peers make it
         self._heard: dict[int, Tensor] = {}  # what the others published last: predictions, or their parts
+        # Where one trains for all: the models that it has trained, and those that came in the open round.
+        self._bundle: dict[int, dict[str, Tensor]] = {}
+        self._came: dict[int, dict[int, dict[str, Tensor]]] = {}
         self._folder = folder
         self._count_key = count_key
         self._noised_counts: tuple[int, ...] | None = None  # of the whole run, once they are known
@@ -188,6 +192,8 @@ class Client:
             said = self._spoken(snapshot, self.federation.published_by(self.id, round_number))
             self._require_own(said, self.model.eval(), self.model.state_dict(), self._transfer)
             self._said, self._images = said.get(PREDICTIONS, torch.empty(0)), said.get(IMAGES, torch.empty(0))
+            kind = self.federation.published_by(self.id, round_number)
+            self._bundle = parts_of(said) if kind == BUNDLE else {}
         try:
             self._method.restore(state)
         except ValueError as error:
@@ -223,7 +229,7 @@ class Client:
             device=self.device,
         )
         self._posteriors = PosteriorStore(self._folder / "posteriors", self._epoch, self.classes)
-        self._teachers, self._heard = {}, {}
+        self._teachers, self._heard, self._came = {}, {}, {}
         if self.federation.method.traits.has_memory and self.federation.teachers_of(self.id, number):
             self._run(self.id, self._bound(self.arch, self.model.state_dict(), self._precision))
 
@@ -236,7 +242,10 @@ class Client:
         """
         self._opened()
         if self._keeps_model:
-            self._heard[manifest.peer] = self._heard_in(snapshot, manifest)
+            if self.federation.method.aggregates:
+                self._came[manifest.peer] = self._models_in(snapshot, manifest)
+            else:
+                self._heard[manifest.peer] = self._heard_in(snapshot, manifest)
             self._teachers[manifest.peer] = manifest
             return
         teacher = self._frozen(manifest.arch, snapshot, self._precision)
@@ -257,8 +266,11 @@ class Client:
         Raises:
             DivergedError: at every learning rate; the model is that of the last good round again.
             SnapshotError: the last good round's files cannot be used.
+            LearnerFailedError: another one has trained the model of this client, and it cannot be used.
         """
         epoch, posteriors = self._opened()
+        if self.federation.method.aggregates:
+            return self._take_up(teachers)
         lesson = self._lesson(sorted(teachers), posteriors)
         objective, digest = self._method.objective(lesson), self._method.digest(lesson)
         if digest is not None and digest.is_beside:
@@ -277,17 +289,9 @@ class Client:
             reason = self._divergence(log)
             if reason is None:
                 self._paint(self._open)
-                posteriors.close()
-                self._heard.clear()
-                self._epoch = self._posteriors = None
-                self.round = self._open
-                self._method.after_round(self.round, self.model)
+                self._end_round()
                 return log
-            if attempt < MAX_REDONE:
-                self._warn(
-                    f"round {self._open}: training diverged ({reason}); redone from round {self.round} at "
-                    f"learning rate {self._learning_rate(attempt + 1):g}, attempt {attempt + 1} of {MAX_REDONE}"
-                )
+            self._say_redone(attempt, reason)
             self.restore(self.round, *last_good())
         raise self._diverged(reason)
 
@@ -313,7 +317,7 @@ class Client:
     def snapshot(self) -> bytes:
         """What is published of this round: the model's tensors, or what a method has in their place."""
         kind = self.federation.published_by(self.id, self.round)
-        if not self._keeps_model:
+        if kind == self.arch:
             return weights.encode(self.model.state_dict())
         said: dict[str, Callable[[], Tensor]] = {
             PREDICTIONS: lambda: self._said,
@@ -321,7 +325,8 @@ class Client:
             MODEL_DIGEST: lambda: transfer.digest_of_model(self.model.state_dict()),
             transfer.TRANSFER_DIGEST: lambda: transfer.digest_of_images(self._known_transfer()),
         }
-        return weights.encode({name: said[name]() for name in self._layouts[kind]})
+        bundle = bundle_of(self._bundle) if kind == BUNDLE else {}
+        return weights.encode({name: bundle[name] if name in bundle else said[name]() for name in self._layouts[kind]})
 
     def checkpoint(self) -> bytes:
         """What :meth:`restore` needs besides the snapshot: the optimiser's momentum, what the method keeps, and the
@@ -334,7 +339,7 @@ class Client:
         """What :meth:`evaluate` needs besides the snapshot of now: the checkpoint but for the momentum; None if it
         needs nothing.
         """
-        return weights.encode(self._state()) if self.federation.method.traits.needs_checkpoint else None
+        return weights.encode(self._state()) if self.federation.method.needs_checkpoint else None
 
     def evaluate(self, snapshot: bytes, beside: bytes | None = None) -> Evaluation:
         """Accuracy of one of this client's snapshots on the global test set and on its own test samples.
@@ -374,6 +379,14 @@ class Client:
             self._method.temperature,
             progress=lambda done, steps: self._progress("teachers", done, steps),
         )
+
+    def _end_round(self) -> None:
+        _, posteriors = self._opened()
+        posteriors.close()
+        self._heard, self._came = {}, {}
+        self._epoch = self._posteriors = None
+        self.round = self._open
+        self._method.after_round(self.round, self.model)
 
     def _lesson(self, teachers: list[int], posteriors: PosteriorStore) -> Lesson:
         making = self.federation.method.making
@@ -473,7 +486,7 @@ class Client:
         return transfer.tensors_in(snapshot, *(self._layouts[key] for key in keys))
 
     def _heard_in(self, snapshot: bytes, manifest: Manifest) -> Tensor:
-        """Of another peer's snapshot: predictions, float32 [S, C], or images, uint8 [n, C, H, W]."""
+        """Of another peer's snapshot, not of models: predictions, float32 [S, C], or images, uint8 [n, C, H, W]."""
         tensors = self._spoken(snapshot, self.federation.published_by(manifest.peer, manifest.round))
         if transfer.TRANSFER_DIGEST in tensors:
             own = transfer.digest_of_images(self._known_transfer())
@@ -498,6 +511,9 @@ class Client:
         if MODEL_DIGEST in said:
             found = transfer.digest_of_model(state)
             transfer.require_equal(found, said[MODEL_DIGEST], "the model in its checkpoint")
+        elif PREDICTIONS not in said:  # an initial model, which is published
+            found = transfer.digest_of_model(state)
+            transfer.require_equal(found, transfer.digest_of_model(said), "the model in its checkpoint")
         if PREDICTIONS not in said:
             return
         if images is None:
@@ -558,6 +574,105 @@ class Client:
 
         return both
 
+    # --- one that trains for all ---
+
+    def _models_in(self, snapshot: bytes, manifest: Manifest) -> dict[int, dict[str, Tensor]]:
+        """The models in another peer's snapshot, by their peers: all where this one trains them, else the own.
+
+        Raises:
+            SnapshotError: one of them must not be used, whosever it is; so all say the same.
+        """
+        kind = self.federation.published_by(manifest.peer, manifest.round)
+        tensors = self._spoken(snapshot, kind)
+        models = parts_of(tensors) if kind == BUNDLE else {manifest.peer: tensors}
+        if kind == MODEL_DIGEST:
+            raise SnapshotError(f"it holds '{MODEL_DIGEST}' alone, from which nobody can learn")
+        self._probe_all(models)
+        if self.federation.aggregator(self._open) == self.id:
+            return models
+        return {peer: model for peer, model in models.items() if peer == self.id}
+
+    def _probe_all(self, models: Mapping[int, Mapping[str, Tensor]]) -> None:
+        for peer, model in models.items():
+            skeleton = build_model(
+                self.federation.peer(peer).arch, classes=self.classes, channels=self._image_shape[0], device="meta"
+            )
+            on_device = {name: value.to(self.device) for name, value in model.items()}
+            try:
+                weights.check_values(on_device)
+                # As it is, and not frozen: it is to be trained and validated.
+                weights.probe(weights.as_function(skeleton, on_device), self._image_shape, self.device)
+            except SnapshotError as error:
+                raise SnapshotError(f"the model of peer {peer}: {error}") from None
+
+    def _take_up(self, teachers: Sequence[int]) -> EpochLog:
+        """The open round of a method in which one peer trains the models of all."""
+        epoch, _ = self._opened()
+        models = self._models_trained_last(teachers)
+        self.model.load_state_dict(models[self.id])
+        log, self._bundle = EpochLog(), {}
+        if self.federation.aggregator(self._open) == self.id:
+            log, self._bundle = self._train_all(models, epoch)
+        self._end_round()
+        return log
+
+    def _models_trained_last(self, teachers: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """The models with which the open round begins: of all peers where this one trains them, else the own."""
+        federation, number = self.federation, self._open
+        sender = federation.aggregator(number - 1)
+        if sender == self.id:
+            return self._bundle
+        models = {self.id: self.model.state_dict()} if sender is None else {}
+        for peer in sorted(teachers):
+            models |= self._came[peer]
+        needed = set(federation.ids) if federation.aggregator(number) == self.id else {self.id}
+        if missing := sorted(needed - models.keys()):
+            whose = ", ".join(map(str, missing if sender is None else [sender]))
+            raise LearnerFailedError(
+                f"peer {self.id} cannot go on after round {number - 1}: what came from peer {whose} is not used (the "
+                f"log says why), and by method {federation.method.name} with mode aggregator nobody else has the "
+                f"models that should have been in it. Start a new run without peer {whose}, or once it is mended"
+            )
+        return models
+
+    def _train_all(
+        self, models: Mapping[int, Mapping[str, Tensor]], epoch: LocalEpoch
+    ) -> tuple[EpochLog, dict[int, dict[str, Tensor]]]:
+        """One epoch of the models of all peers on the images of this one; on the CPU again."""
+        archs = {peer: self.federation.peer(peer).arch for peer in self.federation.ids}
+        objective = self._method.together(self._open, archs)
+        assert objective is not None
+        reason = None
+        for attempt in range(MAX_REDONE + 1):
+            modules = {}
+            for peer, arch in archs.items():
+                modules[peer] = build_model(
+                    arch, classes=self.classes, channels=self._image_shape[0], device=self.device
+                )
+                modules[peer].load_state_dict(models[peer])
+            log = train_together(
+                modules,
+                epoch,
+                objective,
+                self.federation.training,
+                self._learning_rate(attempt),
+                lambda done, steps: self._progress("train", done, steps),
+            )
+            log.redone = attempt
+            trained = {
+                peer: {name: value.cpu() for name, value in module.state_dict().items()}
+                for peer, module in modules.items()
+            }
+            reason = _loss_divergence(log)
+            try:
+                self._probe_all(trained)  # as all others will
+            except SnapshotError as error:
+                reason = reason or str(error)
+            if reason is None:
+                return log, trained
+            self._say_redone(attempt, reason)
+        raise self._diverged(reason)
+
     def _measured(self, model: Forward) -> tuple[ClassStatistics, ClassStatistics]:
         """On the global test set, and on the own test samples."""
         return measure(model, self._global_test, self.classes), measure(model, self._test, self.classes)
@@ -577,8 +692,8 @@ class Client:
 
     def _divergence(self, log: EpochLog) -> str | None:
         """Why the model must not be published, if so."""
-        if log.loss is not None and not math.isfinite(log.loss):
-            return f"the loss is {log.loss}"
+        if (reason := _loss_divergence(log)) is not None:
+            return reason
         try:
             weights.check_values(self.model.state_dict())
             if self._keeps_model:  # nobody would take them
@@ -586,6 +701,13 @@ class Client:
         except SnapshotError as error:
             return str(error)
         return None
+
+    def _say_redone(self, attempt: int, reason: str) -> None:
+        if attempt < MAX_REDONE:
+            self._warn(
+                f"round {self._open}: training diverged ({reason}); redone from round {self.round} at "
+                f"learning rate {self._learning_rate(attempt + 1):g}, attempt {attempt + 1} of {MAX_REDONE}"
+            )
 
     def _diverged(self, reason: str | None) -> DivergedError:
         rates = ", ".join(f"{self._learning_rate(attempt):g}" for attempt in range(MAX_REDONE + 1))
@@ -623,6 +745,10 @@ class Client:
 
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _loss_divergence(log: EpochLog) -> str | None:
+    return None if log.loss is None or math.isfinite(log.loss) else f"the loss is {log.loss}"
 
 
 def _subset(samples: ImageSet, indices: NDArray[np.int64]) -> ImageSet:

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Hashable, Iterable
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -21,6 +22,7 @@ from crad_p2p.errors import ConfigurationError
 from crad_p2p.foreign import printable
 from crad_p2p.methods.catalogue import METHODS, Traits
 from crad_p2p.participation import Part, Schedule, drawn_schedule
+from crad_p2p.randomness import drawn_number
 
 #: The paper's pool: peer ``i`` has architecture ``POOL[i mod 3]`` unless its entry says otherwise.
 POOL = ("resnet18", "resnet18-half", "cnn6")
@@ -45,7 +47,7 @@ MEDMNIST_SETS = (
 DATASETS = ("digits", *TORCHVISION_SETS, *MEDMNIST_SETS)
 
 #: Keys of what a peer publishes where it is no model (:meth:`Federation.published_by`); behind ``images`` is how many.
-PREDICTIONS, IMAGES, MODEL_DIGEST = "predictions", "images", "model_digest"
+PREDICTIONS, IMAGES, MODEL_DIGEST, BUNDLE = "predictions", "images", "model_digest", "bundle"
 
 #: What a federation may be called: a DNS label, since certificates have it in a host name.
 FEDERATION_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -190,7 +192,7 @@ class FedMkdSettings(_Model):
 class DfmlSettings(_Model):
     """Of method ``dfml`` alone."""
 
-    mode: Literal["symmetric"] = "symmetric"
+    mode: Literal["symmetric", "aggregator"] = Field("symmetric", description="who trains: all, or one a round for all")
     temperature: float = Field(1.0, gt=0, description="T of the pairwise divergences")
     alpha_min: float = Field(0.0, ge=0, le=1, description="least weight of the others")
     alpha_max: float = Field(0.8, ge=0, le=1, description="their largest weight")
@@ -259,6 +261,28 @@ class MethodSettings(_Model):
     def making(self) -> FedGdSettings | None:
         """How the peers make their transfer set; None if they do not."""
         return (self.fedgd or FedGdSettings()) if self.traits.makes_transfer_set else None
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether one peer a round trains the models of all (:meth:`Federation.aggregator`)."""
+        return self.dfml is not None and self.dfml.mode == "aggregator"
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether a peer's model is in its own checkpoints, and not what it publishes."""
+        return self.traits.publishes_predictions or self.aggregates
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether a peer's model cannot be evaluated by what was published alone."""
+        return self.traits.has_peak or self.keeps_model
+
+    @property
+    def why_not_given_back(self) -> str | None:
+        """A part sentence: why nobody can give its model back to a peer that has lost it; None if others can."""
+        if self.aggregates:
+            return f"by method {self.name} with mode aggregator no peer publishes its own model by itself"
+        return f"method {self.name} does not publish models" if self.traits.publishes_predictions else None
 
     def as_tree(self) -> dict[str, Any]:
         """Plain values; of the sections only that of the method, with all its fields."""
@@ -455,6 +479,33 @@ class Federation(_Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_may_train_for_all(self) -> Federation:
+        if not self.method.aggregates:
+            return self
+        mode = f"method.{self.method.name}.mode aggregator"
+        if self.participation is not None:
+            raise ValueError(
+                f"participation: {self.participation} with {mode}, in which one peer a round trains the models of "
+                f"all: leave it out, or choose mode symmetric"
+            )
+        if self.barrier.policy == "quorum":
+            raise ValueError(
+                f"barrier.policy: quorum with {mode}, in which nobody can go on without the one peer that trains the "
+                f"models of all: use policy all, or mode symmetric"
+            )
+        if self.method.warmup_rounds:
+            raise ValueError(
+                f"method.warmup_rounds: {self.method.warmup_rounds} with {mode}, in which no peer trains by itself: "
+                f"leave it out, or choose mode symmetric"
+            )
+        if self.rounds < 2:
+            raise ValueError(
+                f"rounds: {self.rounds} with {mode}, in which models that were trained in a round are taken up in the "
+                f"next: at least 2 are needed"
+            )
+        return self
+
     @property
     def ids(self) -> tuple[int, ...]:
         """All peer ids, ascending: the order in which teachers are summed."""
@@ -479,19 +530,42 @@ class Federation(_Model):
 
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
         """The peers whose newest snapshots teach ``peer_id`` in this round, ascending; none if it has no part in it."""
+        if self.method.aggregates:
+            return self._senders_to(peer_id, round_number)
         active, traits, making = self.active(round_number), self.method.traits, self.method.making
         untaught = max(self.method.warmup_rounds, traits.untaught_rounds if making is None else making.first)
         if not traits.has_teachers or round_number <= untaught or peer_id not in active:
             return ()
         return tuple(other for other in active if other != peer_id)
 
+    def _senders_to(self, peer_id: int, round_number: int) -> tuple[int, ...]:
+        """Where one trains for all: who has the models that a peer takes up. The first takes up the initial ones."""
+        if round_number == 1 and self.aggregator(1) == peer_id:
+            return tuple(other for other in self.ids if other != peer_id)
+        sender = self.aggregator(round_number - 1)
+        return () if sender is None or sender == peer_id else (sender,)
+
+    def aggregator(self, round_number: int) -> int | None:
+        """Who trains the models of all in a round; None if nobody does.
+
+        As often one as another: an order of all is drawn, and when all have been it is drawn anew. After the last round
+        nobody would take the models up, so nobody trains in it.
+        """
+        if not self.method.aggregates or not 1 <= round_number < self.rounds:
+            return None
+        turn, place = divmod(round_number - 1, len(self.peers))
+        return _drawn_order(self.ids, self.seed, turn)[place]
+
     def published_by(self, peer_id: int, round_number: int) -> str:
         """What a peer publishes in a round, as the key of its tensor layout in the learner's ``ready``.
 
         The key of a model is its architecture. Where peers make the transfer set, it is ``images-`` and their number
-        in the rounds in which they do, then predictions, and the digest of the model before. See
+        in the rounds in which they do, then predictions, and the digest of the model before. Where one trains for all,
+        that one has the bundle of all models, and the others their digest; at first each has its model. See
         :mod:`crad_p2p.methods`.
         """
+        if self.method.aggregates and round_number > 0:
+            return BUNDLE if self.aggregator(round_number) == peer_id else MODEL_DIGEST
         making = self.method.making
         if making is None:
             return PREDICTIONS if self.method.traits.publishes_predictions else self.peer(peer_id).arch
@@ -582,6 +656,13 @@ class Federation(_Model):
     def digest(self) -> str:
         """The identity of the run."""
         return digest_of(self.agreed())
+
+
+@lru_cache(maxsize=64)
+def _drawn_order(ids: tuple[int, ...], seed: int, turn: int) -> tuple[int, ...]:
+    """Each peer draws a number of its own; no generator's algorithm has a say in it."""
+    drawn = {peer: drawn_number(seed, "aggregator", peer=peer, round_number=turn) for peer in ids}
+    return tuple(sorted(ids, key=drawn.__getitem__))
 
 
 def digest_of(agreed: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +24,12 @@ def kept_by_step(federation: Federation, arch: str, *, classes: int, image_shape
         image_shape: channels, height, width.
     """
     batch_size = federation.training.batch_size
+    if federation.method.aggregates:  # the models of all at once
+        archs = Counter(peer.arch for peer in federation.peers)
+        return sum(
+            count * kept_for_backward(each, classes=classes, image_shape=image_shape, batch_size=batch_size)
+            for each, count in archs.items()
+        )
     batch = kept_for_backward(arch, classes=classes, image_shape=image_shape, batch_size=batch_size)
     if federation.method.making is None:
         return batch

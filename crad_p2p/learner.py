@@ -159,7 +159,7 @@ class Learner:
 
     def _beside(self, folder: Path) -> bytes | None:
         """The checkpoint of a committed round, if evaluating its snapshot needs it."""
-        return (folder / CHECKPOINT_FILE).read_bytes() if self._federation.method.traits.needs_checkpoint else None
+        return (folder / CHECKPOINT_FILE).read_bytes() if self._federation.method.needs_checkpoint else None
 
     def _restore(self, number: int, folder: Path, counts: list[int]) -> None:
         with _undamaged(folder):

@@ -54,13 +54,18 @@ def file_bounds(layout: Layout) -> tuple[int, int]:
 
 def file_bytes(layout: Layout) -> int:
     """Bytes of the file that :func:`crad_p2p.weights.encode` makes of such tensors."""
+    return 8 + header_bytes(layout) + sum(spec.nbytes for spec in layout.values())
+
+
+def header_bytes(layout: Layout) -> int:
+    """Bytes of the header in that file, which must be at most :data:`MAX_HEADER_BYTES`."""
     header, end = dict[str, Any](), 0
     for name, spec in sorted(layout.items(), key=lambda item: (-_ITEM_BYTES[item[1].dtype], item[0])):
         offsets = [end, end + spec.nbytes]
         header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
         end = offsets[1]
     length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + -(-length // 8) * 8 + end
+    return -(-length // 8) * 8
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:

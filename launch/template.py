@@ -35,7 +35,8 @@ method:
   empty_class: uniform        # for a class without any such teacher: uniform, zero, student
   warmup_rounds: 0            # first rounds that learn from own labels only
   # fedmkd: {{memory_weight: half}}    # fedmkd alone: share of the own last model, 1/2 or (uniform) 1/(teachers + 1)
-  # dfml: {{alpha_min: 0.0, alpha_max: 0.8, period: 10, temperature: 1.0}}     # dfml alone: cycle of the others' weight
+  # dfml: {{mode: symmetric, alpha_min: 0.0, alpha_max: 0.8, period: 10, temperature: 1.0}}     # dfml alone: cycle of
+                              # the others' weight; mode aggregator: one peer a round trains the models of all
   # msfkd: {{keep_quantile: 0.5, require_plurality: true}}     # msfkd alone: whose predictions count
   # fedgd: {{first: 20, every: 50, images: 500, steps: 100, weight: 1.0}}     # fedgd alone: when which images are made
 

@@ -46,20 +46,20 @@ def disk_need(federation: Federation, own_id: int, layouts: Mapping[str, Layout]
         layouts: of all that is published, as the learner reports them.
         posteriors: numbers that one teacher says of the own images: images x classes.
     """
-    traits = federation.method.traits
-    # The momentum is about as large as the model, and so is an earlier model.
-    own = (2 + traits.has_peak) * _file_bytes(layouts[federation.peer(own_id).arch])
-    largest = {peer: max(_file_bytes(layouts[key]) for key in federation.kinds_of(peer)) for peer in federation.ids}
-    if traits.publishes_predictions:  # beside the model, which is kept all the same
-        own += largest[own_id]
+    traits, sizes = federation.method.traits, {key: _file_bytes(layout) for key, layout in layouts.items()}
+    # The momentum is about as large as the model, and so is an earlier model. Where one trains for all there is none.
+    own = (2 + traits.has_peak - federation.method.aggregates) * sizes[federation.peer(own_id).arch]
+    if federation.method.keeps_model:  # beside the model, which is kept all the same
+        own += max(sizes[key] for key in federation.kinds_of(own_id))
     if federation.method.making is not None:  # and so are the images of all
-        own += sum(_file_bytes(layouts[federation.images_key(peer)]) for peer in federation.ids)
+        own += sum(sizes[federation.images_key(peer)] for peer in federation.ids)
     if not traits.has_teachers:
         return DiskNeed(own, _OWN_ROUNDS * own)
     others = [peer for peer in federation.ids if peer != own_id]
-    received = sum(largest[peer] for peer in others)
-    # Nobody runs over the own images where no models come.
-    heard = 0 if traits.publishes_predictions else 4 * posteriors * (len(others) + traits.has_memory)
+    rounds = range(federation.rounds + 1)
+    received = max(sum(sizes[federation.published_by(peer, number)] for peer in others) for number in rounds)
+    # Nobody runs over the own images where no models come, or one trains them all.
+    heard = 0 if federation.method.keeps_model else 4 * posteriors * (len(others) + traits.has_memory)
     stale = federation.barrier.quorum(len(federation.peers))[1] if federation.barrier.policy == "quorum" else 1
     return DiskNeed(own + received + heard, _OWN_ROUNDS * own + (max(1, stale) + 1) * received + heard)
 

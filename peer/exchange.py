@@ -588,11 +588,8 @@ def refuse_rollback(store: Store, peer: int, reply: peer_pb2.HelloReply, federat
         return
     number, last = reply.seen_round, store.last_round()
     advice = "this state directory was restored from an older copy, or is not the one that this peer ran with. "
-    if federation.method.traits.publishes_predictions:
-        advice += (
-            f"Put back the newer directory, or start a new run: method {federation.method.name} does not publish "
-            f"models, so nobody else has this peer's"
-        )
+    if (why_not := federation.method.why_not_given_back) is not None:
+        advice += f"Put back the newer directory, or start a new run: {why_not}, so nobody can give this peer's back"
     else:
         advice += (
             "Start the same command with --recover to fetch its last rounds back from the others (if they have "

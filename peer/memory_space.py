@@ -24,11 +24,14 @@ def memory_need(federation: Federation, own_id: int, layouts: Mapping[str, Layou
     the method keeps of the own model besides.
 
     A teacher is there as file and as model. What is no model is there of all peers at once, as it came and in the
-    float64 of its mean; and so are the images that they have made, those of the last time and those of now. Images of
-    the data and libraries are not in it: they are there already when a learner has said that it is ready.
+    float64 of its mean; and so are the images that they have made, those of the last time and those of now. Where one
+    trains for all, it has all models, as a file, as they came, and with gradients and momentum. Images of the data and
+    libraries are not in it: they are there already when a learner has said that it is ready.
     """
     sizes = {key: sum(spec.nbytes for spec in layout.values()) for key, layout in layouts.items()}
     own = sizes[federation.peer(own_id).arch]
+    if federation.method.aggregates:
+        return 2 * own + batch_bytes + 5 * sum(sizes[federation.peer(peer).arch] for peer in federation.ids)
     largest = {peer: max(sizes[key] for key in federation.kinds_of(peer)) for peer in federation.ids}
     others = [largest[peer] for peer in federation.ids if peer != own_id]
     traits = federation.method.traits

@@ -66,8 +66,8 @@ async def recover(
         replies = await _ask_all(links, partial(_are_enough, federation, own_id), waits)
         _require_enough(federation, own_id, replies, waits.start)
         newest = _newest(own_id, replies)
-        if federation.method.traits.publishes_predictions:
-            _require_model(federation, store, newest)
+        if (why_not := federation.method.why_not_given_back) is not None:
+            _require_model(why_not, store, newest)
         damaged: list[int] = []
         while bad := [number for number in store.kept_rounds() if store.damage(number)]:  # of the last more is wanted
             damaged += bad
@@ -90,7 +90,7 @@ async def recover(
                 store.set_aside(_before(federation, own_id, last))
         # Who is one round behind may still need the one before.
         before = _before(federation, own_id, last)
-        if last > 0 and not federation.method.traits.publishes_predictions and not store.round_dir(before).exists():
+        if last > 0 and why_not is None and not store.round_dir(before).exists():
             asked = [links[peer] for peer in replies]
             await _fetch(asked, own_id, before, None, store, intake, waits)
         store.rewind_history()  # also after a start that was killed before it came to this
@@ -100,8 +100,8 @@ async def recover(
             await link.close()
 
 
-def _require_model(federation: Federation, store: Store, newest: Sighting | None) -> None:
-    """See that the last round is here and whole, where nobody can give its model back."""
+def _require_model(why_not: str, store: Store, newest: Sighting | None) -> None:
+    """See that the last round is here and whole, where nobody can give its model back; ``why_not`` says why."""
     last = store.last_round()
     if newest is not None and not _is_here(store, newest):
         what = f"the model of round {newest.round}, of which others have what was published, is not here"
@@ -110,8 +110,8 @@ def _require_model(federation: Federation, store: Store, newest: Sighting | None
     else:
         return
     raise IncompleteError(
-        f"{what}, and method {federation.method.name} does not publish models, so nobody can give it back: put back a "
-        f"copy of the state directory as it was after that round, or start a new run"
+        f"{what}, and {why_not}, so nobody can give it back: put back a copy of the state directory as it was after "
+        f"that round, or start a new run"
     )
 
 

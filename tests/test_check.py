@@ -560,6 +560,18 @@ def test_what_goes_to_disk_where_the_peers_make_the_images(tmp_path: Path) -> No
     assert step == 3 * 4_000_000 + 7 + 3 * (732 + 632) + 2 * (732 + 732 + 632)
 
 
+def test_what_goes_to_disk_where_one_trains_for_all(tmp_path: Path) -> None:
+    """One file of all models a round, whoever has it."""
+    made = sized(tmp_path, method={"name": "dfml", "dfml": {"mode": "aggregator"}}, rounds=9)
+    digest = {"model_digest": TensorSpec("U8", (32,))}
+    layouts = {**LAYOUTS, "model_digest": digest, "bundle": {"all": TensorSpec("F32", (1_500_000,)), **digest}}
+    tiny = 32 + len("model_digest") + 128
+    whole = 6_000_000 + len("all") + 128 + tiny
+    own = 2 * LARGE + whole
+    assert disk_need(made, 0, layouts, 50) == DiskNeed(own + whole + tiny, 4 * own + 2 * (whole + tiny))
+    assert memory_need(made, 1, layouts, 7) == 2 * 1_000_000 + 7 + 5 * 6_000_000
+
+
 @pytest.mark.parametrize(
     ("free", "used", "level"),
     [

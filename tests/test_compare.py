@@ -331,10 +331,10 @@ def test_bytes_are_those_to_the_peers_that_are_active_beside_it() -> None:
     assert (every / 3, none) == (some, 0.0)
 
 
-@pytest.mark.parametrize("method", ["fedmd", "fedgd"])
+@pytest.mark.parametrize("method", ["fedmd", "fedgd", "dfml"])
 def test_bytes_of_what_is_no_model_are_the_mean_over_the_rounds(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     own = {"first": 1, "every": 3, "images": 8, "steps": 1}
-    settings = {"data": {"transfer_samples": 20}, "method": {"fedgd": own}, "training": {"evaluate_every": 5}}
+    settings = {"data": {"transfer_samples": 20}, "method": {"fedgd": own, "dfml": {"mode": "aggregator"}}}
     planned = plan_of(methods=[method], rounds=5, settings=settings)[0]
     published: list[int] = []
     real = Client.snapshot

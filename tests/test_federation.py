@@ -189,7 +189,7 @@ def test_loopback_addresses() -> None:
         ("method.empty_class", "skip", "must be 'uniform', 'zero' or 'student', found 'skip'"),
         ("method.warmup_rounds", -1, "must be greater than or equal to 0, found -1"),
         ("method.fedmkd", {"memory_weight": "all"}, "must be 'half' or 'uniform', found 'all'"),
-        ("method.dfml", {"mode": "aggregator"}, "must be 'symmetric', found 'aggregator'"),
+        ("method.dfml", {"mode": "server"}, "must be 'symmetric' or 'aggregator', found 'server'"),
         ("method.dfml", {"period": 5}, "must be a multiple of 2, found 5"),
         ("method.dfml", {"alpha_max": 1.1}, "must be less than or equal to 1, found 1.1"),
         ("method.dfml", {"temperature": 0}, "must be greater than 0, found 0"),
@@ -545,6 +545,7 @@ def test_the_settings_of_a_method_are_agreed_on_where_it_is_used(section: str) -
     ("name", "section"),
     [
         ("fedmkd", {"memory_weight": "uniform"}),
+        ("dfml", {"mode": "aggregator"}),
         ("dfml", {"temperature": 2.0}),
         ("dfml", {"alpha_min": 0.1}),
         ("dfml", {"alpha_max": 0.9}),
@@ -615,6 +616,27 @@ def test_images_that_could_not_be_made_or_used(tmp_path: Path, changes: dict[str
     build({**tree, "rounds": 22})
     build({**tree, "method": {"name": "fedgd", "warmup_rounds": 20, "fedgd": {"images": 3}}})
     assert sentence(write(tmp_path, {**tree, **changes})).startswith(f": {found}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"participation": 2}, "participation: 2 with method.dfml.mode aggregator, in which one peer a round trains"),
+        ({"barrier": {"policy": "quorum"}}, "barrier.policy: quorum with method.dfml.mode aggregator, in which nobody"),
+        ({"rounds": 1}, "rounds: 1 with method.dfml.mode aggregator, in which models that were trained in a round are"),
+        ({"method.warmup_rounds": 1}, "method.warmup_rounds: 1 with method.dfml.mode aggregator, in which no peer"),
+    ],
+)
+def test_what_does_not_go_with_one_that_trains_for_all(tmp_path: Path, changes: dict[str, Any], found: str) -> None:
+    for mode in ("symmetric", "aggregator"):
+        tree = {**TREE, "method": {"name": "dfml", "dfml": {"mode": mode}}}
+        build(tree)
+        for field, value in changes.items():
+            tree = tree_with(field, value, tree)
+        if mode == "symmetric":
+            build(tree)
+        else:
+            assert sentence(write(tmp_path, tree)).startswith(f": {found}")
 
 
 def test_rounds_in_which_images_are_made() -> None:

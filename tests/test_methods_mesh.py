@@ -20,6 +20,8 @@ from crad_p2p.simulation import simulate
 
 CPU = torch.device("cpu")
 Make = Callable[..., Peers]
+#: The two train in turn for both.
+TOGETHER = {"name": "dfml", "dfml": {"mode": "aggregator", "period": 2}}
 #: Images are made in round 1, put together in the next, and learned from in round 3; new ones in round 4.
 FEDGD = {"name": "fedgd", "fedgd": {"first": 1, "every": 3, "images": 9, "steps": 1}}
 
@@ -33,13 +35,14 @@ FEDGD = {"name": "fedgd", "fedgd": {"first": 1, "every": 3, "images": 9, "steps"
         ({"name": "fedmd"}, "before-announce@2"),  # the model, which nobody else has, must come back
         ({"name": "msfkd"}, None),
         (FEDGD, "before-announce@2"),  # with the images of all, which nobody keeps any more
+        (TOGETHER, "before-announce@2"),  # which it has trained for both, and goes on from
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
 )
 def test_over_the_network_as_in_memory(mesh: Make, method: dict[str, Any], killed: str | None) -> None:
     data = {"dataset": "digits", "samples": 200, "transfer_samples": 30}
     data = data if method["name"] in ("fedmd", "msfkd") else {**data, "transfer_samples": None}
-    rounds = 4 if method["name"] == "fedgd" else 2
+    rounds = 4 if method in (FEDGD, TOGETHER) else 2
     peers = mesh(2, light=False, method=method, rounds=rounds, seed=5, data=data, training={"evaluate_every": 1})
     federation = load_federation(peers.file)
     dataset = load_dataset(federation.data, seed=federation.seed, data_dir=peers.folder)
@@ -64,11 +67,18 @@ def test_over_the_network_as_in_memory(mesh: Make, method: dict[str, Any], kille
         assert (statistics.cross_entropy is not None) == (method["name"] == "ce")
 
 
-@pytest.mark.parametrize("method", [{"name": "fedmd"}, FEDGD], ids=lambda method: method["name"])
-def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make, method: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ({"name": "fedmd"}, "method fedmd does not publish models"),
+        (FEDGD, "method fedgd does not publish models"),
+        (TOGETHER, "by method dfml with mode aggregator no peer publishes its own model by itself"),
+    ],
+)
+def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make, method: dict[str, Any], why: str) -> None:
     """A peer that has lost its disk can neither start from nothing nor recover, and says why."""
     data = {"dataset": "digits", "samples": 200, "transfer_samples": 30}
-    name, rounds = method["name"], 4 if method["name"] == "fedgd" else 2
+    rounds = 4 if method == FEDGD else 2
     peers = mesh(2, light=False, method=method, rounds=rounds, seed=5, data=data)
     started = [peers.start(0), peers.start(1)]
     for each in started:
@@ -81,15 +91,14 @@ def test_a_model_that_nobody_else_has_is_not_replaced_by_another(mesh: Make, met
     here = "(there is no round here|the newest here is round 0)"
     sentence = (
         rf"peer 0 has had round {rounds} of this peer, and {here}: {RESTORED}\. Put back the newer directory, or start "
-        rf"a new run: method {name} does not publish models, so nobody else has this peer's"
+        rf"a new run: {why}, so nobody can give this peer's back"
     )
     code = refused.ended()
     assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)
     refused = peers.start(1, "--recover")
     sentence = (
-        f"the model of round {rounds}, of which others have what was published, is not here, and method {name} does "
-        "not publish models, so nobody can give it back: put back a copy of the state directory as it was after that "
-        "round, or start a new run"
+        f"the model of round {rounds}, of which others have what was published, is not here, and {why}, so nobody can "
+        "give it back: put back a copy of the state directory as it was after that round, or start a new run"
     )
     code = refused.ended()
     assert_one_sentence(refused.output, code, ExitCode.INCOMPLETE, sentence)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crad_p2p.architectures import layout_of
-from crad_p2p.federation import IMAGES, MODEL_DIGEST, PREDICTIONS, Federation
+from crad_p2p.errors import ConfigurationError
+from crad_p2p.federation import BUNDLE, IMAGES, MODEL_DIGEST, PREDICTIONS, Federation
 from crad_p2p.methods.backbone import Backbone
 from crad_p2p.methods.dfml import Dfml
 from crad_p2p.methods.fedgd import FedGd
@@ -14,7 +15,8 @@ from crad_p2p.methods.fedmkd import FedMkd
 from crad_p2p.methods.interface import Method, Student
 from crad_p2p.methods.local import Local
 from crad_p2p.methods.msfkd import Msfkd
-from crad_p2p.snapshot import Layout, TensorSpec
+from crad_p2p.snapshot import MAX_HEADER_BYTES, Layout, TensorSpec, header_bytes
+from crad_p2p.together import bundle_of
 from crad_p2p.transfer import TRANSFER_DIGEST
 
 #: A sha256.
@@ -42,6 +44,9 @@ def layouts_of(federation: Federation, *, classes: int, image_shape: Sequence[in
 
     Args:
         image_shape: channels, height, width.
+
+    Raises:
+        ConfigurationError: there are too many peers for a file with the models of all.
     """
     layouts = {
         arch: layout_of(arch, classes=classes, channels=image_shape[0])
@@ -55,4 +60,14 @@ def layouts_of(federation: Federation, *, classes: int, image_shape: Sequence[in
         for peer in federation.ids:
             images = TensorSpec("U8", (federation.images_of(peer), *image_shape))
             layouts[federation.images_key(peer)] = {IMAGES: images, MODEL_DIGEST: _DIGEST}
+    if federation.method.aggregates:
+        layouts[MODEL_DIGEST] = {MODEL_DIGEST: _DIGEST}
+        layouts[BUNDLE] = bundle_of({peer: layouts[federation.peer(peer).arch] for peer in federation.ids})
+        layouts[BUNDLE] |= layouts[MODEL_DIGEST]
+        if (length := header_bytes(layouts[BUNDLE])) > MAX_HEADER_BYTES:
+            raise ConfigurationError(
+                f"method.dfml.mode: aggregator with {len(federation.peers)} peers, whose models have "
+                f"{len(layouts[BUNDLE])} tensors together: a file of all has a header of {length} bytes, and at most "
+                f"{MAX_HEADER_BYTES} are taken; use fewer peers, or mode symmetric"
+            )
     return layouts

@@ -30,11 +30,6 @@ class Traits(NamedTuple):
     makes_transfer_set: bool = False
 
     @property
-    def needs_checkpoint(self) -> bool:
-        """Whether a peer's model cannot be evaluated by what was published alone."""
-        return self.has_peak or self.publishes_predictions
-
-    @property
     def untaught_rounds(self) -> int:
         """First rounds without teachers, whatever the settings: predictions of models that have not learned yet are
         noise.

@@ -1,4 +1,4 @@
-"""DFML (TMLR 2024, arXiv 2402.01863), in a mode of ours: ``symmetric``.
+"""DFML (TMLR 2024, arXiv 2402.01863), in the source's mode, ``aggregator``, and in one of ours, ``symmetric``.
 
 The source's, as far as summaries of it tell (no code is public):
 
@@ -7,27 +7,41 @@ The source's, as far as summaries of it tell (no code is public):
   with the class proportions b of the data that is trained on. A class that is not in them gets no push;
 * L_KL, from memory: the sum over the other models j of Phi_j / (sum of their Phi) KL(p_j || p), Phi the number of
   trainable parameters, at T = 1; p_j is a constant;
+* from memory, too: a random client, the *aggregator* of the round, trains all models on its data at once, and gives
+  them back;
 * a *peak model*, refreshed when alpha is largest, is what is evaluated.
 
-There, from memory too, a random client, the aggregator of the round, trains all models on its data at once. Ours, mode
-``symmetric``: every student trains its own model alone, on its own data, with its own b, and the others are frozen as
-they were after the last round; so all peers are busy, and a peer publishes its model as in every other method here. The
-mode ``aggregator`` is not built; the package's docstring says where it fits in. Ours as well:
+Mode ``aggregator`` is that, and ours in it:
+
+* *all* models are trained, for one epoch: for each batch the logits of all, and then one step of each. The source has
+  the models of some random clients there, and an unknown number of epochs;
+* whose turn it is, is drawn from the seed: an order of all peers, and when all have been, another. Learning rate, clip
+  and weight decay are the federation's; momentum begins at zero in every round, since it would be with the last
+  aggregator;
+* the aggregator of round r publishes all models in one file, and every peer takes its own up in round r + 1. So what is
+  published, measured and reported as round r + 1 of *every* peer, the aggregator's included, are the models that were
+  trained in round r; in the last round nobody trains, since nobody would take it up;
+* all others publish the sha256 of their model, and do nothing.
+
+Mode ``symmetric`` is ours: every student trains its own model alone, on its own data, with its own b, and the others
+are frozen as they were after the last round; so all peers are busy, and a peer publishes its model as in every other
+method here. Ours in both:
 
 * alpha(r) = alpha_min + (alpha_max - alpha_min) (1 - cos(2 pi r / period)) / 2, from 0 to 0.8 in a period of 10 rounds.
   The source's amplitude, period and whether it decays are unknown;
-* b_c is the share of class c in the student's training images. log b is -1e9 where there is none. (b of the label is a
-  constant of the loss, and so without any effect on training.)
+* b_c is the share of class c in the training images of who trains. log b is -1e9 where there is none. (b of the label
+  is a constant of the loss, and so without any effect on training.)
 * the temperature of the KL is ``dfml.temperature``, with its square as factor; ``method.temperature`` and
   ``method.distillation_weight`` have no part in this method, nor have the class statistics;
-* a student copies its model as its peak after it has trained a round r with r mod period = period / 2. A peer that has
-  no part in such a round keeps its older peak;
+* a student copies its model as its peak once it has been trained in a round r with r mod period = period / 2: at the
+  end of that round or, if another one trains, when it takes it up. A peer that has no part in such a round keeps its
+  older peak;
 * *both* accuracies are reported, that of the peak as ``peak_global_accuracy`` and ``peak_local_accuracy``; before the
-  first peak they are those of the model itself. The best round is chosen by the models that are published, as in every
-  other method, and the peak is then the newest one as of that round;
-* without teachers (warm-up rounds, or if none came in time) the loss is L_WSM at weight 1.
+  first peak they are those of the model itself. The best round is chosen by the models of the round, as in every other
+  method, and the peak is then the newest one as of that round;
+* without teachers (``symmetric`` in warm-up rounds, or if none came in time) the loss is L_WSM at weight 1.
 
-The log's ``target_…`` numbers are those of the mean of the p_j by their Phi.
+The log's ``target_…`` numbers are those of the mean of the p_j by their Phi, with ``symmetric`` alone.
 """
 
 from __future__ import annotations
@@ -44,6 +58,7 @@ from crad_p2p.architectures import parameter_count
 from crad_p2p.distillation import Objective, Step, divergence
 from crad_p2p.federation import DfmlSettings, Federation
 from crad_p2p.methods.interface import Lesson, Method, Student
+from crad_p2p.together import Together
 
 #: log b of a class without training images.
 ABSENT = -1e9
@@ -116,8 +131,32 @@ class Dfml(Method):
 
         return objective
 
+    def together(self, number: int, archs: Mapping[int, str]) -> Together | None:
+        peers, temperature = sorted(archs), self.temperature
+        weight = alpha(number, self._own) if len(peers) > 1 else 0.0
+        sizes = [
+            parameter_count(archs[peer], classes=self._student.classes, channels=self._student.channels)
+            for peer in peers
+        ]
+
+        def together(logits: Mapping[int, Tensor], labels: Tensor) -> dict[int, Tensor]:
+            z = torch.stack([logits[peer].detach() for peer in peers])
+            q = torch.softmax(z.float() / temperature, -1).cpu().double()
+            losses = {}
+            for place, peer in enumerate(peers):
+                loss = (1 - weight) * weighted_softmax_loss(logits[peer], labels, self._log_b.to(logits[peer]))
+                if len(peers) > 1:
+                    others = [each for each in range(len(peers)) if each != place]
+                    weights = size_weights([sizes[each] for each in others])
+                    mutual = divergence(logits[peer] / temperature, q[others], weights)
+                    loss = loss + weight * temperature**2 * mutual
+                losses[peer] = loss
+            return losses
+
+        return together if self._settings.aggregates else None
+
     def after_round(self, number: int, model: nn.Module) -> None:
-        if is_peak(number, self._own):
+        if is_peak(number - self._settings.aggregates, self._own):  # who takes a model up does so a round later
             self._peak = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
 
     def state(self) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from crad_p2p.aggregation import Aggregation
 from crad_p2p.distillation import Objective
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import ClassStatistics, Manifest
+from crad_p2p.together import Together
 
 #: The targets of a batch, from the teachers' posteriors [J, B, C] and what the student says itself, [B, C]: its memory
 #: for methods that have one, else its own posterior, which those alone need whose ``empty_class`` is ``student``.
@@ -101,6 +102,15 @@ class Method(ABC):
     def digest(self, lesson: Lesson) -> Digest | None:
         """What is learned from the transfer set; None for nothing."""
         del lesson
+        return None
+
+    def together(self, number: int, archs: Mapping[int, str]) -> Together | None:
+        """What all models minimise in a round in which this student trains them at once; None if it never does.
+
+        Args:
+            archs: of all peers, by id.
+        """
+        del number, archs
         return None
 
     def after_round(self, number: int, model: nn.Module) -> None:

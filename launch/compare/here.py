@@ -49,7 +49,9 @@ def need_of(federation: Federation, whole: Dataset) -> Need:
     copies = 1 if federation.method.making is None else 5
     common = 6 * said + copies * federation.transfer_size * whole.train.images[0].nbytes * len(archs)
     step = 2 * batch + 3 * max(sizes.values())  # convolutions take about as much again for themselves
-    host = _PROCESS + all_images + 2 * train + (6 + peaks) * models + common + step
+    # Where one trains for all: their models as they came, in training, and in three files.
+    together = 8 * models if federation.method.aggregates else 0
+    host = _PROCESS + all_images + 2 * train + (6 + peaks) * models + common + together + step
     on_device = train + len(archs) * test
     return Need(host, _CONTEXT + (3 + peaks) * models + step + on_device)
 
