@@ -78,7 +78,8 @@ def softmaxes(rng: np.random.Generator, *shape: int) -> Tensor:
 
 def test_the_methods_with_one_target_are_those_that_say_so() -> None:
     for name, traits in METHODS.items():
-        settings = federation({"name": name}, data={"dataset": "digits", "transfer_samples": 50})
+        fields = {"data": {"dataset": "digits", "transfer_samples": 50}, "rounds": 30}
+        settings = federation({"name": name}, **fields)
         method = build_method(settings, Student(CLASSES, 1, (9,) * CLASSES))
         some = (3,) * CLASSES
         surprise = (0.5,) * CLASSES if traits.publishes_cross_entropy else None
