@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import shlex
 import shutil
@@ -13,11 +14,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 import yaml
 from rich.console import Console
+from typer.models import OptionInfo
 
 from crad_p2p import __version__
 from crad_p2p.commands import interruptible, run_command
@@ -109,6 +111,15 @@ Precision = Annotated[
 KeepModels = Annotated[
     bool, typer.Option("--keep-models", help="Keep all peers' last models, in models/; 'explain' reads them.")
 ]
+
+
+def _of_all_runs(option: object) -> OptionInfo:
+    """The same option for compare, which makes many federations and has no --peers."""
+    moved: OptionInfo = copy.copy(get_args(option)[1])
+    moved.rich_help_panel = "Settings of all runs"
+    return moved
+
+
 DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's files first if they are missing.")]
 
@@ -266,11 +277,12 @@ def compare_methods(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "1,2,3",
     count: Annotated[str | None, typer.Option(help="Numbers of peers, comma-separated (10).")] = None,
-    participation: Participation = None,
-    rounds: Rounds = None,
-    alpha: Alpha = None,
-    pool: Pool = None,
-    samples: Samples = None,
+    participation: Annotated[int | None, _of_all_runs(Participation)] = None,
+    rounds: Annotated[int | None, _of_all_runs(Rounds)] = None,
+    alpha: Annotated[float | None, _of_all_runs(Alpha)] = None,
+    pool: Annotated[str | None, _of_all_runs(Pool)] = None,
+    samples: Annotated[int | None, _of_all_runs(Samples)] = None,
+    transfer_samples: Annotated[int | None, _of_all_runs(Transfer)] = None,
     settings: Annotated[
         Path | None,
         typer.Option(help="A YAML file with further fields of a federation file, for all runs: docs/compare.md."),
@@ -303,7 +315,14 @@ def compare_methods(
         datasets=dataset or ["digits"],
         seeds=numbers(seeds, "--seeds"),
         counts=[None] if count is None else numbers(count, "--count"),
-        common=Quick(alpha=alpha, rounds=rounds, pool=pool, samples=samples, participation=participation),
+        common=Quick(
+            alpha=alpha,
+            rounds=rounds,
+            pool=pool,
+            samples=samples,
+            participation=participation,
+            transfer_samples=transfer_samples,
+        ),
         settings=None if settings is None else read_fields(settings),
         source=str(settings),
     )

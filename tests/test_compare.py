@@ -53,10 +53,10 @@ def plan_of(**fields: Any) -> list[Planned]:
 
 
 def test_what_a_method_needs_may_be_in_the_settings_file() -> None:
-    plan = plan_of(methods=["crad", "fedmd"], settings={"data": {"transfer_samples": 20}})
-    assert [each.federation.data.transfer_samples for each in plan] == [20, 20]
-    with pytest.raises(ConfigurationError, match=r"^the command line: data\.transfer_samples: it is missing"):
-        plan_of(methods=["fedmd"])
+    plan = plan_of(methods=["crad", "fedgd"], rounds=9, settings={"method": {"fedgd": {"first": 3}}})
+    assert [each.federation.method.fedgd and each.federation.method.fedgd.first for each in plan] == [None, 3]
+    with pytest.raises(ConfigurationError, match=r"^the command line: method\.fedgd\.first: images are first made"):
+        plan_of(methods=["fedgd"], rounds=9)
     with pytest.raises(
         ConfigurationError, match=r"^--settings: data\.transfer_samples: it.*; in the run of method fedmd$"
     ):
@@ -139,9 +139,23 @@ def test_runs_by_groups_have_their_own_shards_and_groups_are_looked_for_before_a
     assert "| cells_by_patient, 3 peers | local |" in (out / "results.md").read_text()
 
 
+def test_a_transfer_set_is_cut_out_for_all_methods() -> None:
+    plan = plan_of(methods=["crad", "fedmd"], transfer_samples=50)
+    assert [each.federation.data.transfer_samples for each in plan] == [50, 50]
+
+
+def test_the_command_has_no_peers_file_in_its_help_and_the_others_do() -> None:
+    said = {name: CliRunner().invoke(app, [name, "--help"]).output for name in ("compare", "up")}
+    assert "Settings of all runs" in said["compare"]
+    assert "--transfer-samples" in said["compare"]
+    assert "--peers" not in said["compare"]
+    assert "Quick settings, instead of --peers" in said["up"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"settings": {"data": {"transfer_samples": 3}}}, "what decides it is --transfer-samples"),
         ({"seeds": [1, 1]}, "--seeds: 1 is given twice"),
         ({"datasets": ["npz:a/x.npz", "npz:b/x.npz"]}, "would both be called x"),
         ({"datasets": ["npz:a/x.npz@p", "npz:b/x_by_p.npz"]}, "would both be called x_by_p"),
@@ -334,8 +348,8 @@ def test_bytes_are_those_to_the_peers_that_are_active_beside_it() -> None:
 @pytest.mark.parametrize("method", ["fedmd", "fedgd", "dfml"])
 def test_bytes_of_what_is_no_model_are_the_mean_over_the_rounds(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     own = {"first": 1, "every": 3, "images": 8, "steps": 1}
-    settings = {"data": {"transfer_samples": 20}, "method": {"fedgd": own, "dfml": {"mode": "aggregator"}}}
-    planned = plan_of(methods=[method], rounds=5, settings=settings)[0]
+    settings = {"method": {"fedgd": own, "dfml": {"mode": "aggregator"}}}
+    planned = plan_of(methods=[method], rounds=5, transfer_samples=20, settings=settings)[0]
     published: list[int] = []
     real = Client.snapshot
 
@@ -353,10 +367,9 @@ def test_bytes_of_what_is_no_model_are_the_mean_over_the_rounds(monkeypatch: pyt
 
 
 def test_what_peers_make_and_say_is_in_the_need_of_a_run() -> None:
-    settings = {"data": {"transfer_samples": 20}}
     plan = {
         each.method: each.federation
-        for each in plan_of(methods=["crad", "fedmd", "fedgd"], rounds=30, settings=settings)
+        for each in plan_of(methods=["crad", "fedmd", "fedgd"], rounds=30, transfer_samples=20)
     }
     images = load_dataset(plan["crad"].data.model_copy(update={"samples": None}), seed=1, data_dir=Path())
     crad, fedmd, fedgd = (need_of(plan[name], images).host for name in ("crad", "fedmd", "fedgd"))

@@ -27,6 +27,7 @@ _OPTIONS: Mapping[str, str] = {
     "data.samples": "--samples",
     "data.partition.kind": "--dataset, with npz:PATH@BY for whole groups",
     "data.partition.by": "--dataset, with npz:PATH@BY for whole groups",
+    "data.transfer_samples": "--transfer-samples",
     "data.partition.alpha": "--alpha",
     "method.name": "--methods",
 }
@@ -124,6 +125,7 @@ def make_plan(
                         common.pool,
                         common.samples,
                         common.participation,
+                        common.transfer_samples,
                     )
                     federation = _with_fields(quick, fields, source)
                     plan.append(Planned(_name(labels[dataset], federation), labels[dataset], federation))
