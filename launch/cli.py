@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -61,6 +61,7 @@ from peer.store import Store
 if TYPE_CHECKING:
     from launch.compare.plan import Planned
     from launch.compare.session import Session
+    from launch.engines import Engine
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -96,6 +97,15 @@ Transfer = Annotated[
 Participation = Annotated[
     int | None, typer.Option(help="Peers that take part in a round, drawn anew each (all).", rich_help_panel=_QUICK)
 ]
+
+
+def _of_all_runs(option: object) -> OptionInfo:
+    """The same option for compare, which makes many federations and has no --peers."""
+    moved: OptionInfo = copy.copy(get_args(option)[1])
+    moved.rich_help_panel = "Settings of all runs"
+    return moved
+
+
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of each learner (cores / peers).")]
 Device = Annotated[
     str,
@@ -111,15 +121,6 @@ Precision = Annotated[
 KeepModels = Annotated[
     bool, typer.Option("--keep-models", help="Keep all peers' last models, in models/; 'explain' reads them.")
 ]
-
-
-def _of_all_runs(option: object) -> OptionInfo:
-    """The same option for compare, which makes many federations and has no --peers."""
-    moved: OptionInfo = copy.copy(get_args(option)[1])
-    moved.rich_help_panel = "Settings of all runs"
-    return moved
-
-
 DataDir = Annotated[Path | None, typer.Option(help="Where the data set's files are.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's files first if they are missing.")]
 
@@ -288,7 +289,19 @@ def compare_methods(
         typer.Option(help="A YAML file with further fields of a federation file, for all runs: docs/compare.md."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time (as many as cores and free memory allow).")
+        int | None, typer.Option(min=1, help="Runs at the same time, at most (as many as there is room for).")
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray", "slurm"],
+        typer.Option(help="Where runs are made: by this machine, or by the nodes of a cluster: docs/compare.md."),
+    ] = "local",
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slurm",
+            metavar="KEY=VALUE",
+            help="With --engine slurm: an option of sbatch, as partition=short; may be given several times.",
+        ),
     ] = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -305,10 +318,12 @@ def compare_methods(
 
     Example: crad-mesh compare --methods crad,uniform,local --dataset npz:a.npz --seeds 1,2,3 --rounds 30 --samples 4000
     """
+    from launch.compare.choice import check_choice, make_engine
     from launch.compare.plan import make_plan, numbers
     from launch.compare.session import Session, find_finished, name_without_models
     from launch.compare.view import accuracy_table, announce
 
+    check_choice(engine, device, slurm or [])
     console = Console(emoji=False)
     plan = make_plan(
         methods=methods.split(","),
@@ -345,8 +360,8 @@ def compare_methods(
                 console,
                 Computing(1, device, precision, data_directory(None, data_dir)),
                 download,
-                jobs,
                 keep,
+                functools.partial(make_engine, engine, out, device, precision, jobs, slurm or []),
             )
         if session.outcomes():
             session.write_tables()
@@ -562,22 +577,23 @@ def _make_runs(
     console: Console,
     computing: Computing,
     download: bool,
-    at_once: int | None,
     keep: bool,
+    make_engine: Callable[[], tuple[Engine, str]],
 ) -> None:
-    """Make runs on this machine."""
-    from launch.compare.here import machine, needs
+    """Make runs by an engine, which nothing is begun for before the data are known to be good."""
+    from launch.compare.here import needs
     from launch.compare.session import prepare
     from launch.engines import Job
-    from launch.engines.local import LocalEngine
 
     need = needs(missing, computing.data_dir, download)
-    resources = machine(computing.device, computing.precision)
+    engine, where = make_engine()
+    if where:
+        console.print(where, highlight=False, soft_wrap=True, markup=False)
     jobs = [
         Job(each.name, prepare(each, out), computing.data_dir, computing.precision, need[each.name], keep)
         for each in missing
     ]
-    session.make(jobs, LocalEngine(resources, at_once), console)
+    session.make(jobs, engine, console)
 
 
 # --- steps of up ------------------------------------------------------------------------------------------------------

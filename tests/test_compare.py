@@ -432,6 +432,17 @@ def test_a_run_that_fails_is_named_at_the_end_and_does_not_keep_the_others(tmp_p
     assert "| crad | – | – |" in text
 
 
+def test_what_an_engine_knows_of_a_failure_counts_more_than_the_last_line(tmp_path: Path) -> None:
+    class Losing(Here):
+        def run(self, jobs: Sequence[Job]) -> Generator[Sequence[Began | Ended], None, None]:
+            for job in jobs:
+                (job.folder / LOG).write_text("all is well\n")
+                yield [Began(job, "cpu"), Ended(job, 9, "its node was lost")]
+
+    with pytest.raises(IncompleteError, match=r"digits-n3-crad-s1 \(its node was lost\)"):
+        make(plan_of(methods=["crad"]), tmp_path, Losing()).complain()
+
+
 def test_the_command_makes_runs_by_processes_and_writes_every_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -620,7 +631,10 @@ def test_a_terminal_shows_the_runs_that_go_on(tmp_path: Path) -> None:
         console = Console(file=file, force_terminal=True, width=100)
         with View(console, 3, 1) as view:
             view.update([Known(plan_of()[0], 1, 12.0)], 61.0)
+        with View(console, 3, 1) as view:
+            view.update([], 61.0)
     said = (tmp_path / "said").read_text()
-    assert "1 of 3 runs are over; about 61 s left" in said
+    assert "1 of 3 runs are over; about 61 s left\n" in said
+    assert "1 of 3 runs are over; about 61 s left; none goes on, they wait for room\n" in said
     assert "digits-n3-crad-s1" in said
     assert "1 of 2" in said

@@ -23,7 +23,7 @@ from launch.compare import figures, tables
 from launch.compare.plan import Planned, difference
 from launch.compare.run import COST, HISTORY, SUMMARY, Cost
 from launch.compare.tables import Outcome
-from launch.compare.timing import Known, seconds_left
+from launch.compare.timing import Known, SideBySide, seconds_left
 from launch.compare.view import View
 from launch.engines import LOG, Began, Engine, Job
 from launch.kept import has_models, models_dir
@@ -126,6 +126,7 @@ class Session:
         planned = {each.name: each for each in self._plan}
         waiting = [planned[job.name] for job in jobs]
         running: dict[str, _Running] = {}
+        side_by_side = SideBySide()
         at_once = 1
         with View(console, len(self._plan), len(self._outcomes)) as view, closing(engine.run(jobs)) as happenings:
             for happened in happenings:
@@ -142,9 +143,9 @@ class Session:
                         view.done(self._outcomes[name], seconds)
                         self.write_tables()
                     else:
-                        self._failed[name] = words_of(each.job, each.code)
+                        self._failed[name] = each.why or words_of(each.job, each.code)
                         view.failed(name, self._failed[name])
-                at_once = max(at_once, len(running))
+                at_once = side_by_side.of(time.monotonic(), len(running))
                 self._show(view, waiting, running, at_once)
 
     def _show(self, view: View, waiting: Sequence[Planned], running: dict[str, _Running], at_once: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crad_p2p.results import mean
 from launch.compare.plan import Planned
+
+_REMEMBERED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,31 @@ class Known:
     @property
     def per_round(self) -> float:
         return self.seconds / self.rounds
+
+
+class SideBySide:
+    """How many runs go side by side: the most of the last minute, since one that is over and the next one that begins
+    are not seen in the same moment. A cluster may have room for more now, or for fewer, than it had before.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def of(self, now: float, running: int) -> int:
+        """
+        Args:
+            now: seconds.
+            running: so many go on.
+
+        Returns:
+            At least 1.
+        """
+        while self._seen and self._seen[0][0] < now - _REMEMBERED_SECONDS:
+            self._seen.popleft()
+        while self._seen and self._seen[-1][1] <= running:  # nobody asks for those any more
+            self._seen.pop()
+        self._seen.append((now, running))
+        return max(1, self._seen[0][1])
 
 
 def seconds_left(

@@ -76,7 +76,8 @@ class View:
             table.add_row(
                 known.planned.name, f"{known.rounds} of {known.planned.federation.rounds}", in_time(known.seconds)
             )
-        return Group(Text(f"{self._over} of {self._runs} runs are over; {self._time_left()}"), table)
+        waiting = "; none goes on, they wait for room" if not self._running and self._over < self._runs else ""
+        return Group(Text(f"{self._over} of {self._runs} runs are over; {self._time_left()}{waiting}"), table)
 
 
 def announce(console: Console, plan: Sequence[Planned], over: int, where: str) -> None:

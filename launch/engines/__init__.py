@@ -1,4 +1,8 @@
-"""Where the runs of a comparison are made. An engine is a file of its own here; so far there is ``local``."""
+"""Where the runs of a comparison are made.
+
+``local`` begins processes of this machine. ``scheduled`` hands runs to a scheduler that begins them when it has room:
+``ray_cluster`` and ``slurm``, whose nodes do what ``node`` says.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +64,15 @@ class Began:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run is over: with this exit code, or by the signal of this negative number."""
+    """A run is over: with this exit code, or by the signal of this negative number.
+
+    Attributes:
+        why: it failed, if its engine knows what its log cannot say; else empty.
+    """
 
     job: Job
     code: int
+    why: str = ""
 
 
 class Engine(Protocol):

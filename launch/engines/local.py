@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from launch.children import environment
-from launch.engines import LOG, Began, Ended, Job, Need
+from launch.engines import Began, Ended, Job, Need
+from launch.engines.process import start
 
 #: Part of the free memory that runs may take: an estimate is none.
 _USABLE = 0.9
@@ -99,7 +97,7 @@ class LocalEngine:
                     if device is None:
                         break
                     job = waiting.pop(0)
-                    running.append((job, device, _start(job, device)))
+                    running.append((job, device, start(job.folder, job.arguments(device))))
                     happened.append(Began(job, device))
                 yield happened
                 if running:
@@ -109,15 +107,3 @@ class LocalEngine:
                 process.kill()
             for _, _, process in running:
                 process.wait()
-
-
-def _start(job: Job, device: str) -> subprocess.Popen[bytes]:
-    """From this thread, which is the main one: a child ends with the thread that has started it."""
-    with (job.folder / LOG).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.compare.run", *job.arguments(device)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**environment(signal.SIGKILL), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        )
