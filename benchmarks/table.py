@@ -93,7 +93,7 @@ ROWS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], str], str], ...] = (
         "≥ 80 %",
         "waiting",
         lambda found: f"{percent(found['part_done'])}; of what there was time for {percent(found['part_used'])}",
-        "waiting.py --data cifar10.npz --samples 1000",
+        "waiting.py --data cifar10.npz",
     ),
     (
         "moving snapshots over mutual TLS: CPU seconds a GB, both ends, against raw TLS sockets of Python",

@@ -111,7 +111,8 @@ def parts(state: Path, arguments: argparse.Namespace) -> list[tuple[float, float
         total = sum(end - start for start, end in spans.values())
         before = sum(max(0.0, min(end, last) - start) for start, end in spans.values())
         could = min(total - (spans[final][1] - spans[final][0]), last - published[number])
-        found.append((before / total, before / could))
+        # A pass may have begun before its peer published: then more was done than the time since then allows.
+        found.append((before / total, min(1.0, before / could)))
     return found
 
 
