@@ -7,8 +7,10 @@ import fcntl
 import os
 import re
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_file(path: Path, content: bytes | str, mode: int = 0o644, *, may_replace: bool = True) -> None:
@@ -26,17 +28,34 @@ def write_file(path: Path, content: bytes | str, mode: int = 0o644, *, may_repla
         FileExistsError: it is there, and must not be replaced.
         OSError: it could not be written.
     """
-    partial, fd = _begin(path, mode) if may_replace else _begin_among_others(path, mode)
+    whole = content.encode() if isinstance(content, str) else content
+    if may_replace:
+        with replacing(path, mode) as file:
+            file.write(whole)
+        return
+    partial, fd = _begin_among_others(path, mode)
     with os.fdopen(fd, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(whole)
         file.flush()
         os.fsync(fd)
-        if not may_replace:  # before its lock is gone
-            _name_anew(partial, path)
-    if may_replace:
-        rename(partial, path)
-    else:
-        sync(path.parent)
+        _name_anew(partial, path)  # before its lock is gone
+    sync(path.parent)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A file to be filled piece by piece, which is put in place as :func:`write_file` does once the block has ended;
+    where that raises, what was there before stays.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    partial, fd = _begin(path, mode)
+    with os.fdopen(fd, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(fd)
+    rename(partial, path)
 
 
 def rename(source: Path, goal: Path) -> None:

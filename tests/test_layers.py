@@ -21,6 +21,7 @@ TORCH_FREE = (
     "forking",
     "manifest",
     "memory",
+    "data.place",
     "methods.catalogue",
     "privacy",
     "snapshot",
