@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from crad_p2p.data.place import absolute_place, check_place, is_litter, plain
 from crad_p2p.errors import ConfigurationError
 from crad_p2p.foreign import printable
 from crad_p2p.methods.catalogue import METHODS, Traits
@@ -54,6 +55,8 @@ FEDERATION_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 #: Fields that may differ between hosts and therefore do not count for the digest.
 _HOST_FIELDS = frozenset({"address"})
+#: The kind of partition where each site brings its own images.
+OWN = "own"
 
 
 def parse_architecture(identifier: str) -> tuple[str, float]:
@@ -121,12 +124,13 @@ class _Model(BaseModel):
 
 class PartitionSettings(_Model):
     """How one common training set is cut into shards (a stand-in for hospitals with data of their own): with kind
-    ``dirichlet`` class by class, with kind ``groups`` into whole groups of images, such as those of one patient.
+    ``dirichlet`` class by class, with kind ``groups`` into whole groups of images, such as those of one patient. With
+    kind ``own`` there is no common set, and each site brings its own images.
 
-    ``by`` belongs to ``groups`` alone, ``alpha`` and ``balance`` to ``dirichlet``.
+    ``by`` belongs to ``groups`` alone, ``alpha`` and ``balance`` to ``dirichlet``, ``min_size`` to both.
     """
 
-    kind: Literal["dirichlet", "groups"] = "dirichlet"
+    kind: Literal["dirichlet", "groups", "own"] = "dirichlet"
     by: str | None = Field(None, description="groups: the array train_BY of the file says who is alike")
     alpha: float = Field(0.3, gt=0, description="concentration of the per-class Dirichlet draw over peers")
     min_size: int = Field(10, ge=1, description="the draw is repeated until every shard has this many samples")
@@ -134,6 +138,10 @@ class PartitionSettings(_Model):
 
     @model_validator(mode="after")
     def _settings_are_of_this_kind(self) -> Self:
+        if self.kind == OWN:
+            if given := sorted(self.model_fields_set - {"kind"}):
+                raise ValueError(f"'{given[0]}' with kind own, which cuts no shards; leave one of them out")
+            return self
         if self.kind == "dirichlet":
             if self.by is not None:
                 raise ValueError("'by' belongs to kind groups, and the kind is dirichlet; leave one of them out")
@@ -150,16 +158,43 @@ class PartitionSettings(_Model):
 
     def as_tree(self) -> dict[str, Any]:
         """Plain values, of the settings of one kind only those of this one."""
+        if self.kind == OWN:
+            return {"kind": OWN}
         others = {"by"} if self.kind == "dirichlet" else set(_OF_DIRICHLET)
         return self.model_dump(mode="json", exclude=others)
 
     def describe(self) -> str:
         """For people."""
+        if self.kind == OWN:
+            return "each peer's own images"
         return f"Dirichlet alpha {self.alpha:g}" if self.by is None else f"whole groups by {self.by}"
 
 
 #: What kind ``groups`` has no use for.
 _OF_DIRICHLET = ("alpha", "balance")
+
+
+def _check_class(name: str) -> str:
+    what = f"class name {name[:200]!r}"
+    if not name or name != plain(name) or not name.isprintable() or len(name) > 200:
+        raise ValueError(f"{what} must be text without spaces around it, of 1 to 200 characters")
+    if "/" in name or is_litter(name):
+        raise ValueError(f"{what} cannot be that of a directory of images: it has a '/', or is that of a hidden file")
+    return name
+
+
+class ImageSettings(_Model):
+    """How pictures of any size and depth become the images that models see, where sites bring their own."""
+
+    size: int = Field(28, ge=4, le=4096, description="side in pixels; scaled to a square, the aspect is not kept")
+    channels: Literal[1, 3] = Field(3, description="1: colour becomes luma; 3: grey is repeated")
+    window: tuple[int, int] | None = Field(None, description="values of 16-bit pictures that become black and white")
+
+    @model_validator(mode="after")
+    def _window_is_open(self) -> Self:
+        if self.window is not None and self.window[0] >= self.window[1]:
+            raise ValueError(f"window {list(self.window)} must be two whole numbers, the smaller one first")
+        return self
 
 
 class DataSettings(_Model):
@@ -171,6 +206,72 @@ class DataSettings(_Model):
     samples: int | None = Field(None, ge=1, description="use at most so many training images in all, drawn by the seed")
     transfer_samples: int | None = Field(None, ge=1, description="cut so many images out before the shards, for all")
     augmentation: Literal["auto", "none", "crop", "crop_hflip", "hvflip"] = "auto"
+    classes: tuple[Annotated[str, AfterValidator(_check_class)], ...] | None = Field(None, description="kind own")
+    image: ImageSettings | None = Field(None, description="kind own")
+    test: Annotated[str, AfterValidator(check_place)] | None = Field(None, description="kind own: a common test set")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether each site brings its own images."""
+        return self.partition.kind == OWN
+
+    @property
+    def words(self) -> str:
+        """What is learned from, for a sentence."""
+        return "own images" if self.is_own else self.dataset
+
+    @property
+    def image_settings(self) -> ImageSettings:
+        """Of own images: as given, or the defaults."""
+        return self.image or ImageSettings()
+
+    @model_validator(mode="after")
+    def _own_images_or_a_common_set(self) -> Self:
+        if not self.is_own:
+            for name in ("classes", "image", "test"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"'{name}' belongs to partition kind own, where each site brings its own images, and the kind "
+                        f"is {self.partition.kind}; leave one of them out"
+                    )
+            return self
+        if "dataset" in self.model_fields_set:
+            raise ValueError(
+                f"dataset '{self.dataset}' with partition kind own, where each site brings its own images; leave one "
+                f"of them out"
+            )
+        for name in ("samples", "transfer_samples"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"'{name}' is of one common data set, and partition kind own has none; leave it out")
+        names = self.classes or ()
+        if len(names) < 2:
+            raise ValueError(
+                f"'classes' must name all classes of the federation, 2 at least, as partition kind own needs it; found "
+                f"{len(names)}"
+            )
+        seen: dict[str, str] = {}
+        for name in names:
+            same = name.casefold()
+            if same in seen:
+                raise ValueError(
+                    f"classes '{seen[same]}' and '{name}' are the same, or differ in capitals only; rename one"
+                )
+            seen[same] = name
+        return self
+
+    def as_tree(self) -> dict[str, Any]:
+        """Plain values; what the kind of partition has nothing to do with is left out."""
+        tree = self.model_dump(mode="json")
+        tree["partition"] = self.partition.as_tree()
+        if self.transfer_samples is None:
+            del tree["transfer_samples"]
+        if not self.is_own:
+            for name in ("classes", "image", "test"):
+                del tree[name]
+            return tree
+        del tree["dataset"], tree["samples"]
+        tree["image"] = self.image_settings.model_dump(mode="json")
+        return tree
 
     @model_validator(mode="after")
     def _groups_stand_in_a_file(self) -> Self:
@@ -351,11 +452,14 @@ class BarrierSettings(_Model):
 
 
 class PeerEntry(_Model):
-    """One member. ``address`` is where the others reach it; ``arch`` defaults to the pool, by id mod 3."""
+    """One member. ``address`` is where the others reach it; ``arch`` defaults to the pool, by id mod 3. ``data`` is
+    where its own images are, for federations on one machine; it belongs to the host.
+    """
 
     id: int = Field(ge=0, le=65535)
     address: Annotated[str, AfterValidator(check_address)]
     arch: Annotated[str, AfterValidator(_check_architecture)]
+    data: Annotated[str, AfterValidator(check_place)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -392,6 +496,16 @@ class Federation(_Model):
                 if value in seen:
                     raise ValueError(f"peers: {field} {value!r} is given twice; every peer needs its own {field}")
                 seen.add(value)
+        return self
+
+    @model_validator(mode="after")
+    def _own_images_are_wanted(self) -> Federation:
+        for entry in self.peers:
+            if entry.data is not None and not self.data.is_own:
+                raise ValueError(
+                    f"peers: peer {entry.id} has its own images ('{entry.data}'), and data.partition.kind is "
+                    f"{self.data.partition.kind}; set it to own, or leave 'data' out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -439,6 +553,11 @@ class Federation(_Model):
         if not self.method.traits.publishes_predictions:
             return self
         if self.data.transfer_samples is None and self.method.making is None:
+            if self.data.is_own:
+                raise ValueError(
+                    f"method: {name} compares predictions on a transfer set cut out of a common data set, and with "
+                    f"data.partition.kind own there is none: choose another method"
+                )
             raise ValueError(
                 f"data.transfer_samples: it is missing, and method {name} compares predictions on a transfer set: set "
                 f"it to a number of images, such as 500, that are cut out of the training set before the shards"
@@ -634,23 +753,32 @@ class Federation(_Model):
         tree = self.model_dump(mode="json")
         if self.participation is None:
             del tree["participation"]
-        if self.data.transfer_samples is None:
-            del tree["data"]["transfer_samples"]
-        tree["data"]["partition"] = self.data.partition.as_tree()
+        tree["data"] = self.data.as_tree()
         tree["method"] = self.method.as_tree()
+        for entry in tree["peers"]:
+            if entry["data"] is None:
+                del entry["data"]
         return tree
 
     def agreed(self) -> dict[str, Any]:
         """The fields that all peers must have alike, flat: ``{"method.temperature": 3.0, "peers.0.arch": …}``.
 
         Addresses are left out, since sites may see each other under different ones, and of an ``npz:`` data set only
-        the file's name counts, since its folder belongs to the host.
+        the file's name counts, since its folder belongs to the host; of own images, where they are belongs to the host
+        altogether, and of a common test set it counts that there is one.
         """
         tree = self.as_tree()
         tree["peers"] = {str(entry.pop("id")): entry for entry in tree["peers"]}
-        dataset = tree["data"]["dataset"]
-        if dataset.startswith("npz:"):
-            tree["data"]["dataset"] = "npz:" + PurePath(dataset.removeprefix("npz:")).name
+        for entry in tree["peers"].values():
+            entry.pop("data", None)
+        data = tree["data"]
+        if self.data.is_own:
+            data["classes"] = {str(number): name for number, name in enumerate(data["classes"])}
+            window = data["image"]["window"] or (None, None)
+            data["image"]["window"] = dict(zip(("0", "1"), window, strict=True))
+            data["test"] = self.data.test is not None
+        elif data["dataset"].startswith("npz:"):
+            data["dataset"] = "npz:" + PurePath(data["dataset"].removeprefix("npz:")).name
         return dict(sorted(_flatten(tree)))
 
     def digest(self) -> str:
@@ -760,19 +888,25 @@ def read_fields(path: Path) -> dict[Any, Any]:
 
 
 def load_federation(path: Path, data_dir: Path | None = None) -> Federation:
-    """Read peers.yaml. A relative ``npz:`` path is taken from ``data_dir``, by default the folder of the file.
+    """Read peers.yaml. The relative path of an ``npz:`` data set or a common test set is taken from ``data_dir``, by
+    default the folder of the file; those of peers' own images always from there.
 
     Raises:
         ConfigurationError: the file cannot be read, is not YAML, or has a wrong field; the text names file and field.
     """
     federation = build_federation(read_fields(path), str(path))
-    dataset = federation.data.dataset
-    if dataset.startswith("npz:"):
-        absolute = ((data_dir or path.parent) / dataset.removeprefix("npz:")).resolve()
-        federation = federation.model_copy(
-            update={"data": federation.data.model_copy(update={"dataset": f"npz:{absolute}"})}
-        )
-    return federation
+    data, base = federation.data, data_dir or path.parent
+    places = {"dataset": data.dataset} if data.dataset.startswith("npz:") else {"test": data.test}
+    absolute = {name: absolute_place(place, base) for name, place in places.items() if place is not None}
+    entries = tuple(
+        entry if entry.data is None else entry.model_copy(update={"data": absolute_place(entry.data, path.parent)})
+        for entry in federation.peers
+    )
+    if not absolute and entries == federation.peers:
+        return federation
+    return federation.model_copy(
+        update={"data": data.model_copy(update=absolute) if absolute else data, "peers": entries}
+    )
 
 
 def build_federation(tree: dict[str, Any], source: str) -> Federation:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crad_p2p.data.own.listing import Classes, Item, Listing, Refused, cannot_read, is_litter, named, plain, stamp_of
+from crad_p2p.data.own.listing import Classes, Item, Listing, Refused, cannot_read, named, stamp_of
+from crad_p2p.data.place import is_litter, plain
 from crad_p2p.errors import DataError
 
 

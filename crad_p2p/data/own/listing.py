@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from crad_p2p.data.own.formats import render_file
 from crad_p2p.data.own.rendering import Rendering
+from crad_p2p.data.place import plain
 from crad_p2p.errors import DataError
 from crad_p2p.foreign import printable
 
@@ -25,8 +25,6 @@ PARTS = ("train", "validation", "test")
 #: Reads one item: sha256 of its bytes, and the image, uint8 [C, S, S].
 Reader = Callable[["Item"], tuple[str, NDArray[np.uint8]]]
 
-#: What operating systems leave in folders; and all that begins with a dot.
-_LITTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"})
 #: Class names that a sentence names.
 _SHOWN = 20
 
@@ -91,11 +89,6 @@ class Listing:
     reader: Callable[[Rendering], Reader] = field(default=read_files, compare=False)
 
 
-def plain(text: str) -> str:
-    """A name as it is compared: an umlaut of two characters (macOS) is one."""
-    return unicodedata.normalize("NFC", text).strip()
-
-
 class Classes:
     """The class names of the federation, by which all labels are matched, never by their order."""
 
@@ -128,11 +121,6 @@ def named(names: Iterable[str]) -> str:
     shown = [printable(name) for name in names]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more
-
-
-def is_litter(name: str) -> bool:
-    """Whether a file or directory is none of the user's."""
-    return name.startswith(".") or name.casefold() in _LITTER
 
 
 def stamp_of(found: os.stat_result) -> tuple[int, int]:

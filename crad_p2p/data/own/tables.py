@@ -9,7 +9,8 @@ import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
-from crad_p2p.data.own.listing import PARTS, Classes, Item, Listing, Refused, cannot_read, plain, stamp_of
+from crad_p2p.data.own.listing import PARTS, Classes, Item, Listing, Refused, cannot_read, stamp_of
+from crad_p2p.data.place import plain
 from crad_p2p.errors import DataError
 from crad_p2p.foreign import printable
 
