@@ -358,6 +358,8 @@ class Client:
             self._require_own(said, model, _with_prefix(kept, _MODEL), self._transfer_in(kept))
         everywhere, here = self._measured(model)
         per_class = [h / n if n else None for h, n in zip(everywhere.hits, everywhere.counts, strict=True)]
+        if not self.federation.data.has_common_test:
+            per_class = []
         found = Evaluation(everywhere.accuracy, tuple(per_class), here.accuracy)
         if not self.federation.method.traits.has_peak:
             return found

@@ -216,6 +216,11 @@ class DataSettings(_Model):
         return self.partition.kind == OWN
 
     @property
+    def has_common_test(self) -> bool:
+        """Whether there is a test set that is the same for all, and with it a global accuracy."""
+        return not self.is_own or self.test is not None
+
+    @property
     def words(self) -> str:
         """What is learned from, for a sentence."""
         return "own images" if self.is_own else self.dataset
@@ -647,6 +652,21 @@ class Federation(_Model):
             f"peer id {peer_id} is not in the federation file{name}; its ids are {_span(self.ids)}"
         )
 
+    def place_of(self, peer_id: int, given: str | None = None) -> str:
+        """Where a peer's own images are: as its host says or, if it does not, as its entry.
+
+        Raises:
+            ConfigurationError: nobody says it.
+        """
+        place = given or self.peer(peer_id).data
+        if place is None:
+            raise ConfigurationError(
+                f"peer {peer_id}: data.partition.kind is own, and nobody says where the images of this peer are: give "
+                f"'crad-peer --data folder:PATH' (or csv:PATH, npz:PATH), or write 'data: folder:PATH' at its entry in "
+                f"the federation file, if all peers are on one machine"
+            )
+        return place
+
     def teachers_of(self, peer_id: int, round_number: int) -> tuple[int, ...]:
         """The peers whose newest snapshots teach ``peer_id`` in this round, ascending; none if it has no part in it."""
         if self.method.aggregates:
@@ -745,7 +765,9 @@ class Federation(_Model):
         return self.rounds if following is None else following - 1
 
     def evaluates_after(self, round_number: int) -> bool:
-        """Whether the global test set is due: every ``evaluate_every`` rounds, and after the last."""
+        """Whether the global test set is due: every ``evaluate_every`` rounds, and after the last, if there is one."""
+        if not self.data.has_common_test:
+            return False
         return round_number > 0 and (round_number % self.training.evaluate_every == 0 or round_number == self.rounds)
 
     def as_tree(self) -> dict[str, Any]:
@@ -780,6 +802,13 @@ class Federation(_Model):
         elif data["dataset"].startswith("npz:"):
             data["dataset"] = "npz:" + PurePath(data["dataset"].removeprefix("npz:")).name
         return dict(sorted(_flatten(tree)))
+
+    def places(self) -> dict[str, str | None]:
+        """Where the images are on this machine, with folders: what :meth:`agreed` leaves out, by the same names."""
+        if not self.data.is_own:
+            return {"data.dataset": self.data.dataset}
+        own = {f"peers.{entry.id}.data": entry.data for entry in self.peers}
+        return {"data.test": self.data.test, **own}
 
     def digest(self) -> str:
         """The identity of the run."""

@@ -13,8 +13,8 @@ reported counts.
     {"do": "evaluate", "snapshot": PATH}                          evaluated
 
 ``counts`` are the class counts that the round was published with. ``last`` is the folder of the last committed round,
-for training that diverges. Before the first command it reports ``ready``; in between ``progress``, and ``warning`` with
-a sentence for the log; and ``failed`` before it ends with an error.
+for training that diverges. Before the first command it reports ``ready``; in between ``progress``, and ``warning`` and
+``note`` with a sentence for the log; and ``failed`` before it ends with an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ import torch
 
 from crad_p2p.client import Client
 from crad_p2p.data.datasets import load_dataset
-from crad_p2p.data.partition import make_splits, partition_digest, transfer_set, validation_counts
+from crad_p2p.data.own.peers import common_test_of, site_of
+from crad_p2p.data.own.site import Cache
+from crad_p2p.data.own.summary import TABLE_FILE
+from crad_p2p.data.partition import partition_digest, transfer_set, validation_counts
+from crad_p2p.data.shards import Shard, shards_of
 from crad_p2p.device import memory_of, resolve_device, resolve_precision
 from crad_p2p.distillation import EpochLog
 from crad_p2p.errors import CradError, ExitCode, LearnerFailedError
@@ -55,6 +59,8 @@ from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError, lay
 
 #: What numpy and torch import only when they need it: for a process that becomes many learners (``crad_p2p.forking``).
 LATER = ("numpy.ctypeslib", "numpy.ma", "numpy.random", "torch.utils._device")
+#: Of own images, in the state directory.
+_CACHE = "images"
 #: Seconds between two progress events of one phase.
 _PROGRESS_INTERVAL = 0.2
 #: Fail points in the middle of a phase.
@@ -72,17 +78,13 @@ class Learner:
         self._last_progress = ("", 0.0)
         device = resolve_device(arguments.device)
         precision = resolve_precision(arguments.precision, device)
-        data_dir = arguments.data_dir or arguments.peers.parent
-        dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=arguments.download)
-        labels, groups = dataset.train.labels, dataset.train.groups
-        splits = make_splits(labels, federation.data, federation.ids, federation.seed, groups)
-        own = splits[arguments.id]
-        transfer = dataset.train.images[transfer_set(labels, federation.data, federation.seed)]
+        shard, facts = self._own_images(arguments) if federation.data.is_own else self._common_images(arguments)
+        dataset = shard.dataset
         self._client = Client(
             federation,
             arguments.id,
             dataset,
-            own,
+            shard.split,
             device=device,
             precision=precision,
             folder=arguments.scratch,
@@ -98,12 +100,7 @@ class Learner:
             train_samples=self._client.train_samples,
             class_names=list(dataset.class_names),
             image_shape=list(image_shape),
-            # How many groups there are to learn from, to validate and to test; null where shards are not made of them.
-            groups=None
-            if groups is None
-            else [len(np.unique(groups[part])) for part in (own.train, own.validation, own.test)],
-            partition_digest=partition_digest(labels, splits, transfer, groups),
-            validation_counts=validation_counts(labels, splits, classes),
+            **facts,
             device=str(device),
             precision=str(precision).removeprefix("torch."),
             layouts={key: layout_to_json(layout) for key, layout in layouts.items()},
@@ -114,6 +111,59 @@ class Learner:
                 federation, federation.peer(arguments.id).arch, classes=classes, image_shape=image_shape
             ),
         )
+
+    def _common_images(self, arguments: argparse.Namespace) -> tuple[Shard, dict[str, Any]]:
+        """This peer's part of the common data set, and what ``ready`` says of it."""
+        federation = self._federation
+        data_dir = arguments.data_dir or arguments.peers.parent
+        dataset = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=arguments.download)
+        labels, groups, shards = dataset.train.labels, dataset.train.groups, shards_of(federation, dataset)
+        splits = {peer: shard.split for peer, shard in shards.items()}
+        own = splits[arguments.id]
+        transfer = dataset.train.images[transfer_set(labels, federation.data, federation.seed)]
+        return shards[arguments.id], {
+            # How many groups there are to learn from, to validate and to test; null where shards are not made of them.
+            "groups": None
+            if groups is None
+            else [len(np.unique(groups[part])) for part in (own.train, own.validation, own.test)],
+            "partition_digest": partition_digest(labels, splits, transfer, groups),
+            "validation_counts": validation_counts(labels, splits, len(dataset.class_names)),
+        }
+
+    def _own_images(self, arguments: argparse.Namespace) -> tuple[Shard, dict[str, Any]]:
+        """The images of this site, and what ``ready`` says of them; counts of others nobody knows here."""
+        state, peer = arguments.state_dir, arguments.id
+        cache = Cache(state / _CACHE)
+        if arguments.look_only:
+            cache = Cache(arguments.scratch / _CACHE, (cache.folder,))
+
+        def progress(done: int, total: int) -> None:
+            # In hundredths, since others see it, and the number of images is not theirs to know.
+            self.progress("images", 100 * done // total, 100)
+
+        test = common_test_of(self._federation, cache, progress)
+        site = site_of(self._federation, peer, cache, place=arguments.data, test=test, progress=progress)
+        if not arguments.look_only:
+            site.summary.write(state)
+            for line in (*site.summary.log_lines(), *site.summary.notes()):
+                self.emit("note", message=line)
+            for line in site.summary.warnings():
+                self.emit("warning", message=f"{line}: see {state / TABLE_FILE}")
+        shard = Shard(site.dataset, site.split)
+        return shard, {
+            "partition_digest": "",
+            "test_digest": "" if test is None else test.digest,
+            "validation_counts": validation_counts(
+                site.dataset.train.labels, {peer: site.split}, len(site.dataset.class_names)
+            ),
+            "groups": None,
+            "own": {
+                "digest": site.digest,
+                "summary": site.summary.in_short(),
+                "warnings": [*site.summary.warnings()],
+                "classes": len(site.summary.images) - len(site.summary.lacking),
+            },
+        }
 
     def emit(self, event: str, **fields: Any) -> None:
         """Send one event."""
@@ -229,6 +279,9 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--download", action="store_true")
+    parser.add_argument("--data")
+    parser.add_argument("--state-dir", type=Path)
+    parser.add_argument("--look-only", action="store_true")
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--count-key", type=Path)
     parser.add_argument("--device", required=True)

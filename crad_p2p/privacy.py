@@ -87,11 +87,17 @@ def publishable(measured: ClassStatistics, counts: Sequence[int]) -> ClassStatis
     return ClassStatistics(counts=tuple(counts), hits=hits, predicted=tuple(counts))
 
 
-def describe_noise(epsilon: float) -> str:
-    """That there is noise on the counts, and what it does not do, for a log or a check."""
+def describe_noise(epsilon: float, *, is_own: bool) -> str:
+    """That there is noise on the counts, and what it does not do, for a log or a check.
+
+    Args:
+        is_own: each site has images of its own.
+    """
+    said = f"noise of scale 1/{epsilon:g} is on the class counts that are published (privacy.count_epsilon)"
+    if is_own:
+        return f"{said}; hits, accuracies and models have none (docs/privacy.md)"
     return (
-        f"noise of scale 1/{epsilon:g} is on the class counts that are published (privacy.count_epsilon), but while "
-        f"all peers cut their shards out of one common data set everybody can compute the true ones"
+        f"{said}, but while all peers cut their shards out of one common data set everybody can compute the true ones"
     )
 
 

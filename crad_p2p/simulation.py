@@ -20,7 +20,7 @@ import torch
 
 from crad_p2p.client import Client, Evaluation
 from crad_p2p.data.datasets import Dataset
-from crad_p2p.data.partition import make_splits
+from crad_p2p.data.shards import Shard, shards_of
 from crad_p2p.federation import Federation
 from crad_p2p.manifest import Consumed, Manifest
 from crad_p2p.memory import peak_rss_bytes
@@ -51,7 +51,7 @@ OnEnd = Callable[[Sequence[Published]], None]
 
 def simulate(
     federation: Federation,
-    dataset: Dataset,
+    images: Dataset | Mapping[int, Shard],
     *,
     device: torch.device,
     precision: torch.dtype = torch.float32,
@@ -64,6 +64,7 @@ def simulate(
     """Run every round of a federation.
 
     Args:
+        images: a common data set, or what each peer has, by id.
         precision: in which teachers compute: float32 or bfloat16.
         threads: torch threads of each client; results are bit-identical for equal threads only.
         workers: clients that compute at the same time. Changes the time, never the result.
@@ -72,14 +73,15 @@ def simulate(
     """
     if count_keys is None:
         count_keys = {peer: secrets.token_bytes(KEY_BYTES) for peer in federation.ids}
-    return _Simulation(federation, dataset, device, precision, threads, workers, count_keys, on_round, on_end).run()
+    shards = shards_of(federation, images) if isinstance(images, Dataset) else images
+    return _Simulation(federation, shards, device, precision, threads, workers, count_keys, on_round, on_end).run()
 
 
 class _Simulation:
     def __init__(
         self,
         federation: Federation,
-        dataset: Dataset,
+        shards: Mapping[int, Shard],
         device: torch.device,
         precision: torch.dtype,
         threads: int,
@@ -90,7 +92,7 @@ class _Simulation:
     ) -> None:
         self._federation = federation
         self._digest = federation.digest()
-        self._dataset = dataset
+        self._shards = shards
         self._device = device
         self._precision = precision
         self._threads = threads
@@ -143,24 +145,21 @@ class _Simulation:
 
     @contextmanager
     def _clients(self) -> Iterator[list[Client]]:
-        ids = self._federation.ids
-        train, seed = self._dataset.train, self._federation.seed
-        splits = make_splits(train.labels, self._federation.data, ids, seed, train.groups)
         folder = Path(tempfile.mkdtemp(prefix="crad-simulate-"))
         try:
             yield [
                 Client(
                     self._federation,
                     i,
-                    self._dataset,
-                    splits[i],
+                    self._shards[i].dataset,
+                    self._shards[i].split,
                     device=self._device,
                     precision=self._precision,
                     folder=folder / str(i),
                     count_key=self._count_keys[i],
                     warn=functools.partial(logger.warning, "peer %d: %s", i),
                 )
-                for i in ids
+                for i in self._federation.ids
             ]
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from launch.quick import write_federation
 
 
 def require_data(federation: Federation, data_dir: Path, *, download: bool) -> None:
-    """Load the data set as every learner will, and cut it.
+    """Load the data set as every learner will, and cut it; of own images, see what there is, without reading any.
 
     Args:
         download: fetch its files first if they are missing.
@@ -55,10 +55,14 @@ def main() -> None:
     given = parser.parse_args()
 
     from crad_p2p.data.datasets import load_dataset
+    from crad_p2p.data.own.peers import look_at_places
     from crad_p2p.data.partition import make_splits
 
     federation = load_federation(given.peers)
     try:
+        if federation.data.is_own:
+            look_at_places(federation)
+            return
         data = load_dataset(federation.data, seed=federation.seed, data_dir=given.data_dir, download=given.download)
         make_splits(data.train.labels, federation.data, federation.ids, federation.seed, data.train.groups)
     except CradError as error:

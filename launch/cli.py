@@ -226,10 +226,10 @@ def simulate(
     """
     import torch
 
-    from crad_p2p.data.datasets import load_dataset
     from crad_p2p.device import resolve_device, resolve_precision
     from crad_p2p.simulation import Published
     from crad_p2p.simulation import simulate as run
+    from launch.images import load_images
 
     console = Console(emoji=False)
     quick = Quick(count, dataset, alpha, rounds, method, seed, pool, samples, participation, transfer_samples)
@@ -244,7 +244,7 @@ def simulate(
     last: list[Published] = []
     threads = threads or default_threads(len(federation.peers))
     torch.set_num_threads(threads)
-    images = load_dataset(federation.data, seed=federation.seed, data_dir=data_dir, download=download)
+    images = load_images(console, federation, out, data_dir=data_dir, download=download)
     on = resolve_device(device)
     with interruptible("a simulation starts from the beginning"), Progress(console, federation) as progress:
         summary, history = run(
@@ -405,6 +405,7 @@ def check(
     peers: options.PeersFile,
     listen: options.Listen = None,
     state_dir: options.StateDir = None,
+    data: options.Data = None,
     data_dir: options.DataDir = None,
     download: options.Download = False,
     device: options.Device = "auto",
@@ -441,6 +442,7 @@ def check(
         threads=threads,
         tls_dir=tls_dir,
         insecure=insecure,
+        data=data,
     )
     with interruptible("check again when you like; nothing was changed"):
         code = run_check(Console(emoji=False), federation, host, wait)
@@ -607,8 +609,8 @@ def _adopt(federation: Federation, peers: Path | None, out: Path) -> None:
     if path.exists():
         there = load_federation(path)
         difference = describe_difference(
-            {**there.agreed(), "data.dataset": there.data.dataset},  # with the folder of an npz file
-            {**federation.agreed(), "data.dataset": federation.data.dataset},
+            {**there.agreed(), **there.places()},
+            {**federation.agreed(), **federation.places()},
             "that run",
             "this command",
         )
@@ -645,10 +647,13 @@ def _finished(out: Path, federation: Federation, transport: str) -> Summary | No
 def _announce(console: Console, federation: Federation, out: Path, threads: int) -> None:
     data, method = federation.data, federation.method
     rounds = f"{federation.rounds} round{'s' if federation.rounds > 1 else ''}"
+    shards = f"Shards: {data.partition.describe()}, seed {federation.seed}. "
+    if data.is_own:
+        shards = f"{len(data.classes or ())} classes, each peer's images are its own. "
     console.print(
-        f"{_peers(federation)} {data.dataset} by {method.name} for {rounds}, each a process of its own "
+        f"{_peers(federation)} {data.words} by {method.name} for {rounds}, each a process of its own "
         f"with {threads} CPU thread{'s' if threads > 1 else ''}.\n"
-        f"Shards: {data.partition.describe()}, seed {federation.seed}. "
+        f"{shards}"
         f"Architectures: {', '.join(dict.fromkeys(peer.arch for peer in federation.peers))}.\n"
         f"Everything is written to {out}; Ctrl-C stops, the same command continues.",
         highlight=False,

@@ -20,6 +20,7 @@ from crad_p2p.results import RoundRecord, Summary, mean
 
 _PHASES = {
     "start": "starting",
+    "images": "reading images",
     "recover": "recovering",
     "wait": "waiting",
     "teachers": "teachers",
@@ -104,15 +105,16 @@ class Progress:
 
     def _table(self) -> Table:
         rounds = self._federation.rounds
-        common = self._common()
+        common, has_common = self._common(), self._federation.data.has_common_test
         table = Table(
             title=f"{self._federation.federation}: round {max(common, 0)} of {rounds}, {self._elapsed()}",
-            caption="accuracy, own: on the peer's own validation images; common: on the common test set",
+            caption="accuracy, own: on the peer's own validation images"
+            + ("; common: on the common test set" if has_common else ""),
             title_justify="left",
             caption_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        for heading in ("peer", "architecture", "round", "phase", "progress", "own", "common"):
+        for heading in ("peer", "architecture", "round", "phase", "progress", "own", *["common"] * has_common):
             justify: Literal["left", "right"] = "left" if heading in ("architecture", "phase", "progress") else "right"
             table.add_column(heading, justify=justify, no_wrap=True)
         for row in self.rows.values():
@@ -126,17 +128,23 @@ class Progress:
                 _PHASES.get(row.phase, row.phase),
                 bar,
                 _percent(row.validation_accuracy),
-                _percent(row.global_accuracy),
+                *[_percent(row.global_accuracy)] * has_common,
             )
         return table
 
 
 def result_table(summary: Summary, alone: Summary | None) -> Table:
-    """Accuracies of the best round, peer by peer; beside them the same peers learning alone."""
+    """Accuracies of the best round, peer by peer; beside them the same peers learning alone. Without a common test set
+    there is no accuracy on one.
+    """
+    runs = [("together", summary)] + ([("alone", alone)] if alone else [])
+    fields = [("common", "global_accuracy"), ("own", "local_accuracy")]
+    if all(run.mean_global_accuracy is None for _, run in runs):
+        del fields[0]
+    common = "common: accuracy on the common test set; own:" if len(fields) > 1 else "own: accuracy"
     table = Table(
         title=f"{summary.method}, {summary.rounds} rounds",
-        caption="common: accuracy on the common test set; own: on the peer's own test images.\n"
-        + _measured(summary, alone),
+        caption=f"{common} on the peer's own test images.\n" + _measured(summary, alone),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -147,8 +155,7 @@ def result_table(summary: Summary, alone: Summary | None) -> Table:
         ("architecture", [peer.arch for peer in summary.peers], ""),
         ("images", [str(peer.train_samples) for peer in summary.peers], ""),
     ]
-    runs = [("together", summary)] + ([("alone", alone)] if alone else [])
-    for where, field in (("common", "global_accuracy"), ("own", "local_accuracy")):
+    for where, field in fields:
         for name, run in runs:
             column = [_percent(getattr(peer, field)) for peer in run.peers]
             columns.append((f"{where}\n{name}", column, _percent(getattr(run, f"mean_{field}"))))

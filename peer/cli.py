@@ -30,6 +30,7 @@ def peer(
     peers: options.PeersFile,
     listen: options.Listen = None,
     state_dir: options.StateDir = None,
+    data: options.Data = None,
     data_dir: options.DataDir = None,
     download: options.Download = False,
     device: options.Device = "auto",
@@ -83,6 +84,7 @@ def peer(
         tls_dir=tls_dir,
         insecure=insecure,
         recover=recover,
+        data=data,
     )
     heap.settle()
     try:

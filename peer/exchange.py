@@ -19,8 +19,8 @@ from crad_p2p.snapshot import DamagedFileError, SnapshotError
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
 from peer.channels import Waits
-from peer.hello import data_as_json, describe_data_difference
-from peer.intake import Intake, document_digest
+from peer.hello import describe_data_difference
+from peer.intake import Intake, document_digest, require_same_counts
 from peer.link import Link, RoundGoneError, greeting_slots
 from peer.standstill import LONG, Way
 from peer.status import Status
@@ -219,7 +219,7 @@ class Exchange:
             self._have_same_data.add(peer)
             if not self._has_proven_data:
                 self._has_proven_data = True
-                self._store.remember_data(data_as_json(here.data))
+                self._store.remember_data()
             return
         is_news = peer not in self._have_other_data
         self._have_other_data.add(peer)
@@ -345,6 +345,8 @@ class Exchange:
             try:
                 if manifest is None:
                     manifest = await self._fetched_manifest(peer, number)
+                # Again, since another round of it may have come meanwhile: the first one that came is what counts.
+                require_same_counts(manifest.statistics.counts, self._counts.get(peer, manifest.statistics.counts))
             except SnapshotError as error:
                 self._refuse_manifest(peer, number, error)
                 return None
@@ -434,8 +436,12 @@ class Exchange:
             await link.snapshot(manifest, path, self._intake, tries=tries)
         except RoundGoneError:
             # Of round 0 nothing else may be left of a peer that lost its disk, the noise on its counts included.
-            counts = None if manifest.round == 0 else self._counts.get(manifest.peer)
-            now = await link.manifest(manifest.round, self._intake, counts=counts)
+            now = await link.manifest(
+                manifest.round,
+                self._intake,
+                counts=self._counts.get(manifest.peer),
+                may_draw_again=manifest.round == 0,
+            )
             if now.sha256 == manifest.sha256:
                 raise
             self._require_patience(now)

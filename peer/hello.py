@@ -60,23 +60,34 @@ def describe_data_difference(other: peer_pb2.Data, own: peer_pb2.Data, peer: int
         return f"the class list {values}; names and their order must be the same"
     if list(other.image_shape) != list(own.image_shape):
         return f"images are {_shape(other)} on peer {peer} and {_shape(own)} on peer {own_id}"
+    if other.test_digest != own.test_digest:
+        return (
+            f"the common test sets (data.test) differ: digest {_short(other.test_digest)} on peer {peer} and "
+            f"{_short(own.test_digest)} on peer {own_id}; give both the same files in the same classes"
+        )
     if other.partition_digest != own.partition_digest:
         return (
-            f"the labels, the partition or the transfer set differ: digest {other.partition_digest[:12]}… on peer "
-            f"{peer} and {own.partition_digest[:12]}… on peer {own_id}; in this version all peers cut their shards out "
-            f"of one common data set: give both the same whole set, not images of their own, and the same version of "
-            f"NumPy"
+            f"the labels, the partition or the transfer set differ: digest {_short(other.partition_digest)} on peer "
+            f"{peer} and {_short(own.partition_digest)} on peer {own_id}; all peers cut their shards out of one common "
+            f"data set: give both the same whole set, not images of their own (for which there is kind own), and the "
+            f"same version of NumPy"
         )
     return None
 
 
 def data_as_json(data: peer_pb2.Data) -> dict[str, Any]:
     """The same as it is remembered on disk."""
+    tested = {"test_digest": data.test_digest} if data.test_digest else {}
     return {
         "class_names": list(data.class_names),
         "image_shape": list(data.image_shape),
         "partition_digest": data.partition_digest,
+        **tested,
     }
+
+
+def _short(digest: str) -> str:
+    return f"{digest[:12]}…" if digest else "none"
 
 
 def _quoted(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from crad_p2p.data.place import absolute_place
 from crad_p2p.errors import UsageError
 from crad_p2p.federation import Federation, check_address
 
@@ -24,13 +25,15 @@ class Host:
     threads: int | None
     tls_dir: Path | None
     recover: bool = False
+    data: str | None = None  # where this peer's own images are, if it has any
 
-    def learner_arguments(self, scratch: Path, count_key: Path | None = None) -> list[str]:
+    def learner_arguments(self, scratch: Path, count_key: Path | None = None, *, look_only: bool = False) -> list[str]:
         """The learner's command line.
 
         Args:
             scratch: a folder that it may make and fill.
             count_key: the file with the secret of the noise on the class counts.
+            look_only: it must not write anywhere else.
         """
         arguments = ["--id", str(self.peer_id), "--peers", str(self.peers_file), "--device", self.device]
         arguments += ["--precision", self.precision, "--scratch", str(scratch)]
@@ -38,6 +41,10 @@ class Host:
             arguments += ["--count-key", str(count_key)]
         if self.data_dir is not None:
             arguments += ["--data-dir", str(self.data_dir)]
+        if self.data is not None:
+            arguments += ["--data", self.data, "--state-dir", str(self.state_dir)]
+        if look_only:
+            arguments.append("--look-only")
         if self.download:
             arguments.append("--download")
         if self.threads is not None:
@@ -60,12 +67,13 @@ def make_host(
     tls_dir: Path | None,
     insecure: bool,
     recover: bool = False,
+    data: str | None = None,
 ) -> Host:
     """A host from the options of a command; None takes the default.
 
     Raises:
-        UsageError: an option is not what it must be, or contradicts another.
-        ConfigurationError: the federation has no such peer.
+        UsageError: an option is not what it must be, or contradicts another or the federation.
+        ConfigurationError: the federation has no such peer, or it is to have its own images and nobody says where.
     """
     try:
         listen = check_address(listen or federation.peer(peer_id, peers_file).address)
@@ -73,6 +81,15 @@ def make_host(
         raise UsageError(f"--listen: {error}") from None
     if insecure and tls_dir is not None:
         raise UsageError("--tls-dir and --insecure contradict each other; leave one of them out")
+    if data is not None and not federation.data.is_own:
+        raise UsageError(
+            f"--data {data}: {peers_file} has data.partition.kind {federation.data.partition.kind}, so that all peers "
+            f"learn from {federation.data.dataset}; leave --data (CRAD_DATA) out, or set the kind to own"
+        )
+    try:
+        data = None if data is None else absolute_place(data, Path.cwd())
+    except ValueError as error:
+        raise UsageError(f"--data: {error}") from None
     return Host(
         peer_id=peer_id,
         peers_file=peers_file,
@@ -85,4 +102,5 @@ def make_host(
         threads=threads,
         tls_dir=None if insecure else tls_dir or Path("crad-tls", str(peer_id)),
         recover=recover,
+        data=federation.place_of(peer_id, data) if federation.data.is_own else None,
     )

@@ -42,7 +42,7 @@ _MAX_NUMBER = 2**31
 #: Laplace noise of scale 1/ε on a count is beyond this many times 1/ε with a probability of e**-50.
 _NOISE = 50
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_PHASES = ("start", "recover", "wait", "teachers", "train", "validate", "evaluate", "linger", "done")
+_PHASES = ("start", "images", "recover", "wait", "teachers", "train", "validate", "evaluate", "linger", "done")
 
 
 class MessageError(Exception):
@@ -122,6 +122,7 @@ def _is_data(data: Any) -> bool:
         and all(len(name) <= _MAX_TEXT for name in data.class_names)
         and len(data.image_shape) <= 4
         and _is_digest_or_empty(data.partition_digest)
+        and _is_digest_or_empty(data.test_digest)
     )
 
 
@@ -203,6 +204,25 @@ def check_seen(reply: peer_pb2.HelloReply, federation: Federation, own_id: int, 
     check_signature(manifest, federation.federation, authorities)
 
 
+def require_same_counts(found: tuple[int, ...], before: tuple[int, ...], slack: int = 0) -> None:
+    """See that a peer counts what it has counted before.
+
+    Args:
+        slack: by how much they may differ.
+
+    Raises:
+        SnapshotError: it does not.
+    """
+    if len(found) != len(before):
+        raise SnapshotError(f"manifest has statistics of {len(found)} classes, and an earlier one of {len(before)}")
+    for c, (now, then) in enumerate(zip(found, before, strict=True)):
+        if abs(now - then) > slack:
+            raise SnapshotError(
+                f"manifest counts {now} validation samples of class {c}, and an earlier one {then}; they must stay the "
+                f"same over the run"
+            )
+
+
 class Intake:
     """Checks for one federation.
 
@@ -210,7 +230,8 @@ class Intake:
         layouts: of all that is published (:meth:`Federation.published_by`), as the learner reports them.
         classes: length of the class statistics.
         authorities: gives those who issue the certificates that sign manifests; None without TLS, where none is signed.
-        samples: validation samples of every class, by peer; None if each has data that only it knows.
+        samples: validation samples of every class, by peer: of all peers, or, where each has images of its own, of this
+            one alone; None if nothing is known.
     """
 
     def __init__(
@@ -241,12 +262,14 @@ class Intake:
         *,
         sha256: str | None = None,
         counts: tuple[int, ...] | None = None,
+        may_draw_again: bool = False,
     ) -> Manifest:
         """Parse a peer's manifest of the round that was asked for.
 
         Args:
             sha256: of the document, as its sender gave it; None if the document did not travel.
             counts: n of every class in an earlier manifest of the peer, which must not change; None if there is none.
+            may_draw_again: the peer may have lost its disk, and with it the noise on its counts.
 
         Raises:
             DamagedFileError: it was changed on the way, or is not of this run, peer and round.
@@ -268,7 +291,7 @@ class Intake:
                 # Another document than was asked for says nothing of that one.
                 kind = SnapshotError if name == "arch" else DamagedFileError
                 raise kind(f"manifest says {name} {printable(str(getattr(manifest, name)))}, expected {value}")
-        self._check_statistics(peer, manifest.statistics, counts)
+        self._check_statistics(peer, manifest.statistics, counts, 2 * self._noise if may_draw_again else 0)
         teachers = [each.peer for each in manifest.consumed] + [*manifest.missing, *manifest.quarantined]
         named = {*teachers}
         if len(named) != len(teachers):
@@ -311,7 +334,9 @@ class Intake:
             first = min(early, key=lambda each: each.round)
             raise SnapshotError(f"manifest names teachers of round {first.round}, expected none before {oldest[first]}")
 
-    def _check_statistics(self, peer: int, statistics: ClassStatistics, counts: tuple[int, ...] | None) -> None:
+    def _check_statistics(
+        self, peer: int, statistics: ClassStatistics, counts: tuple[int, ...] | None, slack: int
+    ) -> None:
         found = len(statistics.counts)
         if found != self._classes:
             raise SnapshotError(f"manifest has statistics of {found} classes, expected {self._classes}")
@@ -319,20 +344,27 @@ class Intake:
         if is_due != (statistics.cross_entropy is not None):
             has = "no cross-entropy of the classes" if is_due else "the cross-entropy of the classes"
             raise SnapshotError(f"manifest has {has}, which method {name} {'needs' if is_due else 'does not publish'}")
-        if counts is not None and len(counts) == found and statistics.counts != counts:
-            c = next(c for c in range(found) if statistics.counts[c] != counts[c])
+        if counts is not None:
+            require_same_counts(statistics.counts, counts, slack)
+        if other := self.other_counts(peer, statistics.counts):
+            source = "it has" if self._federation.data.is_own else "the common partition gives this peer"
             raise SnapshotError(
-                f"manifest counts {statistics.counts[c]} validation samples of class {c}, and an earlier one "
-                f"{counts[c]}; they must stay the same over the run"
+                f"manifest counts {other[0]} validation samples of class {other[1]}, and {source} {other[2]}"
             )
-        if self._samples is not None:  # else nothing is known of how much weight a peer may claim
-            for c, (said, known) in enumerate(zip(statistics.counts, self._samples[peer], strict=True)):
-                if abs(said - known) > self._noise:
-                    within = f", with noise of at most {self._noise}" if self._noise else ""
-                    raise SnapshotError(
-                        f"manifest counts {said} validation samples of class {c}, and the common partition gives this "
-                        f"peer {known}{within}"
-                    )
+
+    def other_counts(self, peer: int, counts: tuple[int, ...]) -> tuple[int, int, str] | None:
+        """The first class of which a peer counts other validation samples than are known of it, beyond the noise; None
+        if there is none, or nothing is known of how much weight this peer may claim.
+
+        Returns:
+            what it counts, the class, and what is known, with the noise.
+        """
+        if self._samples is None or (self._federation.data.is_own and peer not in self._samples):
+            return None
+        for c, (said, there) in enumerate(zip(counts, self._samples[peer], strict=True)):
+            if abs(said - there) > self._noise:
+                return said, c, f"{there}{f', with noise of at most {self._noise}' if self._noise else ''}"
+        return None
 
     def start_of_snapshot(self, path: Path, manifest: Manifest) -> bool:
         """Check the header of a file that is still on its way; whether it has come.

@@ -228,9 +228,16 @@ class Link:
         raise AssertionError("attempts never end")
 
     async def manifest(
-        self, number: int, intake: Intake, owner: int | None = None, *, counts: tuple[int, ...] | None = None
+        self,
+        number: int,
+        intake: Intake,
+        owner: int | None = None,
+        *,
+        counts: tuple[int, ...] | None = None,
+        may_draw_again: bool = False,
     ) -> Manifest:
-        """A manifest of the peer, or one of ``owner`` that the peer keeps; asked for until it is there and right.
+        """A manifest of the peer, or one of ``owner`` that the peer keeps; asked for until it is there and right. More
+        arguments as :meth:`Intake.manifest`.
 
         Raises:
             SnapshotError: it is the document asked for, and must not be used.
@@ -243,7 +250,14 @@ class Link:
                 async with self._call() as stub:
                     call = stub.GetManifest(request, timeout=self._waits.connect)
                     reply = await self._answer(peer_pb2.GetManifestReply, call)
-                return intake.manifest(reply.document, owner, number, sha256=reply.manifest_sha256, counts=counts)
+                return intake.manifest(
+                    reply.document,
+                    owner,
+                    number,
+                    sha256=reply.manifest_sha256,
+                    counts=counts,
+                    may_draw_again=may_draw_again,
+                )
             except _CallError as error:
                 is_repeated = attempt.failed(
                     logger,

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from crad_p2p.errors import (
     CradError,
+    DataError,
     IncompleteError,
     LearnerFailedError,
     PeersDisagreeError,
@@ -290,8 +291,10 @@ class Node:
                 f"or the system's log if it ran out of memory. Start the same command again"
             )
         await child.stop()
+        # Whether own images are those of the rounds that come back is said when these are here.
+        intake = self._intake_of({**message, "validation_counts": None} if message.get("own") else message)
         try:
-            await recover(self._federation, self._id, self._store, self._intake_of(message), self._waits, self._tls)
+            await recover(self._federation, self._id, self._store, intake, self._waits, self._tls)
         except OSError as error:
             raise self._disk_failed(error) from None
 
@@ -447,7 +450,7 @@ class Node:
         epsilon = self._federation.privacy.count_epsilon
         if epsilon is None:
             return
-        logger.info("%s", describe_noise(epsilon))
+        logger.info("%s", describe_noise(epsilon, is_own=self._federation.data.is_own))
         path = self._store.count_key
         if not path.exists() and self._store.last_round() < 0:
             create_key(path)
@@ -492,6 +495,9 @@ class Node:
                 step, steps = done * steps + step, teachers * steps
             self._status.update(phase=phase, step=step, steps=steps)
             return None
+        if kind == "note":
+            logger.info("%s", message["message"])
+            return None
         if kind == "warning":
             logger.warning("%s", message["message"])
             return None
@@ -517,10 +523,18 @@ class Node:
         return event
 
     def _learner_ready(self, message: Message) -> e.Event | None:
-        names, shape = message["class_names"], message["image_shape"]
-        data = peer_pb2.Data(class_names=names, image_shape=shape, partition_digest=message["partition_digest"])
-        same = self._store.require_same_data(data_as_json(data))
-        self._exchange.use(self._intake_of(message), data, has_proven_data=same)
+        data = peer_pb2.Data(
+            class_names=message["class_names"],
+            image_shape=message["image_shape"],
+            partition_digest=message["partition_digest"],
+            test_digest=message.get("test_digest", ""),
+        )
+        own = message.get("own")
+        intake = self._intake_of(message)
+        same = self._store.require_same_data(data_as_json(data) | ({"own_images": own["digest"]} if own else {}))
+        if own and not same:
+            self._require_published_counts(intake)
+        self._exchange.use(intake, data, has_proven_data=same)
         self._look_for_room(message)
         self._train_samples = message["train_samples"]
         self._teacher_precision = message["precision"]
@@ -535,6 +549,20 @@ class Node:
             return e.LearnerUp()
         self._restore_learner(number)
         return None
+
+    def _require_published_counts(self, intake: Intake) -> None:
+        """Of a peer whose disk was lost: are its own images those with which it began, as far as anybody can tell?
+
+        Raises:
+            DataError: they are not.
+        """
+        number = self._store.last_round()
+        if number >= 0 and (other := intake.other_counts(self._id, self._store.manifest(number).statistics.counts)):
+            raise DataError(
+                f"the images are not those with which this peer trained: round {number}, which it got back, counts "
+                f"{other[0]} validation images of class {other[1]}, and here are {other[2]}; put the images back as "
+                f"they were, or begin a new run"
+            )
 
     def _look_for_room(self, ready: Message) -> None:
         """Once, before the first round of this start: is there disk and memory for a run?
@@ -707,10 +735,10 @@ class Node:
         )
         self._store.save_result(total(self._store.history(), result))
         logger.info(
-            "all %d rounds are done; best round %s, global accuracy %s, local accuracy %s: %s",
+            "all %d rounds are done; best round %s, %slocal accuracy %s: %s",
             last,
             self._best.round,
-            _percent(result.global_accuracy),
+            f"global accuracy {_percent(result.global_accuracy)}, " if self._federation.data.has_common_test else "",
             _percent(result.local_accuracy),
             self._host.state_dir / "result.json",
         )

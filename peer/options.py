@@ -49,6 +49,14 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Where the data set's files are; by default the file's folder.", envvar="CRAD_DATA_DIR"),
 ]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Where this peer's own images are: folder:PATH (one directory a class), csv:PATH, npz:PATH; for "
+        "federations with data.partition.kind own.",
+        envvar="CRAD_DATA",
+    ),
+]
 Download = Annotated[
     bool,
     typer.Option("--download", help="Fetch the data set's files first if they are missing.", envvar="CRAD_DOWNLOAD"),

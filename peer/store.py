@@ -7,7 +7,9 @@
     received/000012/            3.json, 3.safetensors, and 3.partial while it is on its way
     manifests/000012.json       own rounds that are not kept any more, with partial participation (and passed.json)
     lineage.jsonl               manifests of rounds, own and received, that are not kept any more
-    data.json                   class names, image shape and partition with which this peer has trained
+    data.json                   class names, image shape and partition (or own images) with which this peer has trained
+    images/                     own images as they are used, read and scaled once
+    data-summary.json, .txt     what these came to, for the site's own people
     seen.json                   the newest snapshot of every other peer that has been here
     best.json                   the best round of those that everybody has published
     history.jsonl, result.json  for the user
@@ -83,6 +85,7 @@ class Store:
         self.refused_by = RefusedBy(root / "refused-by.json")
         self._manifests: dict[int, Manifest] = {}
         self._part: Part | None = None
+        self._data: dict[str, Any] = {}
 
     @property
     def count_key(self) -> Path:
@@ -162,15 +165,15 @@ class Store:
             )
         return True
 
-    def remember_data(self, data: Mapping[str, Any]) -> None:
-        """Keep the data for :meth:`require_same_data`."""
-        write_file(self.root / "data.json", json.dumps(data) + "\n")
+    def remember_data(self) -> None:
+        """The data that :meth:`require_same_data` was told of are those of this run."""
+        write_file(self.root / "data.json", json.dumps(self._data) + "\n")
 
     def require_same_data(self, data: Mapping[str, Any]) -> bool:
         """See that the data are those with which this peer began; remember them before its first round.
 
         Args:
-            data: class names, image shape and digest of the partition.
+            data: class names, image shape and digest of the partition, or of the own images.
 
         Returns:
             False if it is not known with what this peer began: its disk was lost.
@@ -179,9 +182,9 @@ class Store:
             DataError: they are not.
             ConfigurationError: what was remembered is damaged.
         """
-        path = self.root / "data.json"
+        path, self._data = self.root / "data.json", dict(data)
         if self.last_round() < 0:  # round 0 has counts, which must not change any more
-            self.remember_data(data)
+            self.remember_data()
         try:
             before = json.loads(path.read_text())
             if not isinstance(before, dict):

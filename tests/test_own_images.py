@@ -397,7 +397,7 @@ def test_a_corrupt_file_is_refused_and_the_others_are_used(tmp_path: Path) -> No
         "adenoma/notes.txt": "is no PNG, JPEG, TIFF or DICOM file",
     }
     assert here.summary.images["adenoma"] == {"train": 3, "validation": 0, "test": 0}
-    assert "2 files are refused, the first: adenoma/001.png, which is damaged" in next(iter(here.summary.notes()))
+    assert "2 files are refused, the first: adenoma/001.png, which is damaged" in next(here.summary.warnings())
 
 
 def test_a_class_of_which_no_image_can_be_read_ends_it(tmp_path: Path) -> None:
@@ -737,7 +737,7 @@ def test_own_images_that_are_in_the_common_test_set_are_counted(tmp_path: Path) 
     here = load(own, tmp_path, test=common_test(place, tmp_path))
     learned = {*here.split.train.tolist(), *here.split.validation.tolist()} & {0, 1, 2}
     assert here.summary.duplicates.in_common_test == len(learned)
-    assert "in the common test set" in "".join(here.summary.notes())
+    assert "in the common test set" in "".join(here.summary.warnings())
     assert len(here.dataset.test) == 3
     assert len(load(own, tmp_path).dataset.test) == 0
 

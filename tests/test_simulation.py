@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from crad_p2p import simulation, weights
+from crad_p2p import weights
 from crad_p2p.architectures import build_model
 from crad_p2p.client import Client
+from crad_p2p.data import shards
 from crad_p2p.data.datasets import Dataset, load_dataset
 from crad_p2p.data.partition import Split, make_splits
 from crad_p2p.errors import ReservationsError
@@ -489,7 +490,7 @@ def test_shards_that_hardly_teach_anything_do_not_stop_a_run(monkeypatch: pytest
         3: Split(ones[:9], ones[9:14], ones[14:17]),
         7: Split(np.arange(33), np.arange(33, 60), np.arange(60, 80)),
     }
-    monkeypatch.setattr(simulation, "make_splits", lambda *_: splits)
+    monkeypatch.setattr(shards, "make_splits", lambda *_: splits)
     summary, history = run(federation())
     assert [(record.round, record.peer) for record in history] == [(r, p) for r in (1, 2) for p in IDS]
     for record in history:

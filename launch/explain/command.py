@@ -93,6 +93,11 @@ def show(
     source = find(directory, data_dir)
     chosen = _student(source, student)
     federation = source.federation
+    if federation.data.is_own:
+        raise UsageError(
+            f"--run {source.directory}: its peers have their own images (data.partition.kind own), and explained are "
+            f"images of a common data set; choose another run"
+        )
     number = common_round(source)
     dataset = load_dataset(
         federation.data, seed=federation.seed, data_dir=(data_dir or Path()).resolve(), download=download

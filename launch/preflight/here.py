@@ -19,13 +19,13 @@ from peer.words import in_days
 def describe_federation(federation: Federation, own_id: int) -> Finding:
     """What runs, and the beginning of its digest, for people who compare two screens."""
     count, rounds, epsilon = len(federation.peers), federation.rounds, federation.privacy.count_epsilon
-    noise = "" if epsilon is None else f"; {describe_noise(epsilon)}"
+    noise = "" if epsilon is None else f"; {describe_noise(epsilon, is_own=federation.data.is_own)}"
     by = federation.data.partition.by
     cut = "" if by is None else f" in whole groups by {by}"
     return ok(
         "federation",
         f"{federation.federation}, digest {federation.digest()[:12]}…: {count} peer{'s' if count > 1 else ''}, "
-        f"{rounds} round{'s' if rounds > 1 else ''} of {federation.method.name} on {federation.data.dataset}{cut}; "
+        f"{rounds} round{'s' if rounds > 1 else ''} of {federation.method.name} on {federation.data.words}{cut}; "
         f"peer {own_id} is {federation.peer(own_id).arch}{noise}",
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from crad_p2p.errors import ConfigurationError, CradError, LearnerFailedError, error_of
 from crad_p2p.federation import Federation
 from peer._proto.crad.v1 import peer_pb2
-from peer.findings import Finding, failed_by, ok
+from peer.findings import Finding, failed_by, ok, warning
 from peer.host import Host
 from peer.learner_process import LearnerProcess, how_it_ended
 from peer.room import Room, check_room
@@ -25,7 +25,7 @@ async def ask_learner(federation: Federation, host: Host) -> tuple[Message, Room
         CradError: it does not become ready.
     """
     with tempfile.TemporaryDirectory(prefix="crad-check-") as folder:
-        child = await LearnerProcess.start(host.learner_arguments(Path(folder, "scratch")))
+        child = await LearnerProcess.start(host.learner_arguments(Path(folder, "scratch"), look_only=True))
         try:
             async for message in child.events():
                 if message["event"] == "failed":
@@ -42,6 +42,8 @@ async def ask_learner(federation: Federation, host: Host) -> tuple[Message, Room
 
 def describe_data(ready: Message, federation: Federation, own_id: int) -> Finding:
     """What the learner has found."""
+    if own := ready.get("own"):
+        return _describe_own(ready, own)
     count, classes = ready["train_samples"], len(ready["class_names"])
     channels, height, width = ready["image_shape"]
     if not count:
@@ -69,6 +71,21 @@ def _describe_groups(ready: Message, federation: Federation, own_id: int) -> str
     )
 
 
+def _describe_own(ready: Message, own: Message) -> Finding:
+    """The images of this site."""
+    said = (
+        f"{own['summary']}; {own['classes']} of {len(ready['class_names'])} classes are here, images "
+        f"{'x'.join(map(str, ready['image_shape']))}; learner on {ready['device']}"
+    )
+    if own["warnings"]:
+        return warning(
+            "data",
+            f"{said}; {'; '.join(own['warnings'])}",
+            "look at these; data-summary.txt in the state directory names them once the peer is started",
+        )
+    return ok("data", said)
+
+
 def describe_failure(error: CradError) -> Finding:
     """What kept it from becoming ready, which is not always the data."""
     kind = {ConfigurationError: "device", LearnerFailedError: "learner"}.get(type(error), "data")
@@ -81,4 +98,5 @@ def data_message(ready: Message) -> peer_pb2.Data:
         class_names=ready["class_names"],
         image_shape=ready["image_shape"],
         partition_digest=ready["partition_digest"],
+        test_digest=ready.get("test_digest", ""),
     )

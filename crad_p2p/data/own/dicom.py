@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import io
@@ -18,9 +19,15 @@ _GREY, _COLOUR = ("MONOCHROME1", "MONOCHROME2"), ("RGB", "YBR_FULL", "YBR_FULL_4
 _PALETTE = "PALETTE COLOR"
 
 
+@functools.cache
 def version() -> str | None:
     """Of pydicom; None if it is not installed."""
-    return importlib.metadata.version("pydicom") if importlib.util.find_spec("pydicom") else None
+    if importlib.util.find_spec("pydicom") is None:
+        return None
+    try:
+        return importlib.metadata.version("pydicom")
+    except importlib.metadata.PackageNotFoundError:  # it was put there by hand
+        return "unknown"
 
 
 def render_dicom(content: bytes, rendering: Rendering, require_pixels: Callable[[int, int], None]) -> NDArray[np.uint8]:

@@ -73,7 +73,9 @@ def _split_patients(
     holdout: float,
     generator: np.random.Generator,
 ) -> Split:
-    """Give whole patients to the parts, so that every class comes as near to its shares as that allows.
+    """Give whole patients to the parts, so that every class comes as near to its shares as that allows. (Of a common
+    set, :func:`crad_p2p.data.groups.hold_out_groups` asks for three groups and does not look at classes; a site has
+    the patients that it has, and classes that are rare.)
 
     One after the other, those with most images first (equal ones in an order that is drawn), each to the part where it
     adds least to the sum over classes and parts of (images - due)² / due.

@@ -105,6 +105,7 @@ class DataSummary:
             numbers = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
             yield f"{first:<{widths[0]}}  {'  '.join(numbers)}"
         yield ""
+        yield from self.warnings()
         yield from self.notes()
         for names in self.duplicates.examples:
             yield f"  alike: {', '.join(printable(name, 200) for name in names)}"
@@ -113,14 +114,25 @@ class DataSummary:
         if len(self.refused) > _SHOWN:
             yield f"  and {len(self.refused) - _SHOWN} more, which {JSON_FILE} has"
 
-    def notes(self) -> Iterator[str]:
-        """What a person should know besides the counts, a sentence each."""
+    def warnings(self) -> Iterator[str]:
+        """What a person should look at, a sentence each."""
         if self.refused:
             first = self.refused[0]
             yield (
                 f"{_images(len(self.refused), 'file')} refused, the first: {printable(first.name, 200)}, "
                 f"which {printable(first.reason, 300)}"
             )
+        same = self.duplicates
+        if same.across_parts or same.across_classes:
+            yield (
+                f"{same.groups} image{'s are' if same.groups > 1 else ' is'} there more than once, "
+                f"{same.across_parts} of them in two parts, {same.across_classes} with two classes"
+            )
+        if same.in_common_test:
+            yield f"{_images(same.in_common_test, 'image')} also in the common test set"
+
+    def notes(self) -> Iterator[str]:
+        """What a person may like to know besides, a sentence each."""
         if self.ignored:
             yield f"{_images(self.ignored, 'hidden or system file')} ignored"
         if self.empty:
@@ -133,13 +145,8 @@ class DataSummary:
                 f"{_few(self.unvalidated)}"
             )
         same = self.duplicates
-        if same.groups:
-            yield (
-                f"{same.groups} image{'s are' if same.groups > 1 else ' is'} there more than once, "
-                f"{same.across_parts} of them in two parts, {same.across_classes} with two classes"
-            )
-        if same.in_common_test:
-            yield f"{_images(same.in_common_test, 'image')} also in the common test set"
+        if same.groups and not (same.across_parts or same.across_classes):
+            yield f"{same.groups} image{'s are' if same.groups > 1 else ' is'} there more than once, all in one part"
 
     def log_lines(self) -> Iterator[str]:
         """The counts, a line a class that is there, for a log."""
@@ -149,9 +156,13 @@ class DataSummary:
             yield f"class {printable(name)}: {counts}"
         if len(there) > _CLASSES:
             yield f"and {len(there) - _CLASSES} classes more"
+        yield self.in_short()
+
+    def in_short(self) -> str:
+        """One line for all."""
         people = "" if self.patients is None else f" of {sum(self.patients.values())} patients"
         counts = ", ".join(f"{self.total(part)} {part}" for part in PARTS)
-        yield f"own images{people}, divided {self.split}: {counts}"
+        return f"own images{people}, divided {self.split}: {counts}"
 
 
 def summarise(

@@ -83,14 +83,16 @@ class PeerState(_message.Message):
     def __init__(self, round: _Optional[int] = ..., collected: _Optional[int] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., leaving: bool = ..., manifest: _Optional[bytes] = ..., manifest_sha256: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., explanation: _Optional[str] = ..., validation_accuracy: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
 
 class Data(_message.Message):
-    __slots__ = ("class_names", "image_shape", "partition_digest")
+    __slots__ = ("class_names", "image_shape", "partition_digest", "test_digest")
     CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     IMAGE_SHAPE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     class_names: _containers.RepeatedScalarFieldContainer[str]
     image_shape: _containers.RepeatedScalarFieldContainer[int]
     partition_digest: str
-    def __init__(self, class_names: _Optional[_Iterable[str]] = ..., image_shape: _Optional[_Iterable[int]] = ..., partition_digest: _Optional[str] = ...) -> None: ...
+    test_digest: str
+    def __init__(self, class_names: _Optional[_Iterable[str]] = ..., image_shape: _Optional[_Iterable[int]] = ..., partition_digest: _Optional[str] = ..., test_digest: _Optional[str] = ...) -> None: ...
 
 class GetManifestRequest(_message.Message):
     __slots__ = ("peer", "round")
