@@ -375,15 +375,27 @@ def compare_methods(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("peers.yaml"),
     count: Annotated[int, typer.Option(min=1, help="Number of peers.")] = 10,
-    dataset: Annotated[str, typer.Option(help=_DATASET)] = "digits",
+    dataset: Annotated[str | None, typer.Option(help=f"{_DATASET} (digits).")] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Every site brings its own images: names of all classes, comma-separated. Then no --dataset."
+        ),
+    ] = None,
 ) -> None:
     """Write a commented federation file to start from.
 
-    Example: crad-mesh init peers.yaml --count 3 --dataset pathmnist
+    Example: crad-mesh init peers.yaml --count 3 --classes adenoma,normal,polyp
     """
     if path.exists():
         raise UsageError(f"{path} exists already; give another name, or remove it first")
-    text = template.render(count, *split_dataset(dataset))
+    if classes is not None and dataset is not None:
+        raise UsageError(
+            f"--classes {classes} and --dataset {dataset} contradict each other: sites have images of their own, or a "
+            f"common data set; leave one of them out"
+        )
+    names = None if classes is None else [name.strip() for name in classes.split(",")]
+    text = template.render(count, *split_dataset(dataset or "digits"), names)
     build_federation(yaml.safe_load(text), "the new file")
     try:
         path.write_text(text)
@@ -395,8 +407,9 @@ def init(
     say("     crad-mesh certs init-ca --federation NAME")
     say(f"     crad-mesh certs request --id 0 --peers {path}")
     say("  3. look on every host for what would stand in the way, and start its peer:")
-    say(f"     crad-mesh check --id 0 --peers {path}")
-    say(f"     crad-peer --id 0 --peers {path}")
+    place = "" if classes is None else " --data folder:IMAGES"
+    say(f"     crad-mesh check --id 0 --peers {path}{place}")
+    say(f"     crad-peer --id 0 --peers {path}{place}")
 
 
 @app.command()

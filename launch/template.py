@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import yaml
 
 from crad_p2p.federation import POOL
@@ -17,13 +19,7 @@ rounds: {rounds}                   # each is one local epoch
 # participation: {active:<2}           # peers that take part in a round, drawn anew each: from 2; without it, all do
 
 data:
-  dataset: {dataset}             # digits, cifar10, cifar100, pathmnist and other MedMNIST names, or npz:PATH
-  partition:
-{partition}
-  holdout: 0.2                # of each shard: half to validate, half to test
-  samples: null               # at most so many training images in all; null takes every one
-  # transfer_samples: 500     # images of all classes alike that are cut out before the shards, without their labels,
-                              # and belong to nobody: fedmd and msfkd need them; the same shards for every method
+{data}
   augmentation: auto          # auto, none, crop, crop_hflip, hvflip
 
 method:
@@ -51,7 +47,7 @@ training:
 
 privacy:
   count_epsilon: null         # class counts get Laplace noise of scale 1/count_epsilon; null publishes the true ones.
-                              # While the data are one common set everybody can compute the true ones all the same
+{noise}
 
 barrier:
   policy: all                 # a round waits for every peer; with quorum, only until each one's deadline
@@ -61,13 +57,49 @@ barrier:
 
 # id, address as the others reach it, and architecture: resnet18, resnet18-half, cnn6, each with a width as in
 # cnn6@0.25. Without arch, peer i takes number i mod 3 of these.
-peers:
+{places}peers:
+"""
+
+_COMMON = """\
+  dataset: {dataset}             # digits, cifar10, cifar100, pathmnist and other MedMNIST names, or npz:PATH
+  partition:
+{partition}
+    # kind: own               # instead of all this: every site brings its own images, and there is no dataset;
+                              # 'crad-mesh init --classes A,B,…' writes such a file (docs/own-images.md)
+  holdout: 0.2                # of each shard: half to validate, half to test
+  samples: null               # at most so many training images in all; null takes every one
+  # transfer_samples: 500     # images of all classes alike that are cut out before the shards, without their labels,
+                              # and belong to nobody: fedmd and msfkd need them; the same shards for every method"""
+
+_OWN = """\
+  partition:
+    kind: own                 # every site brings its own images (docs/own-images.md); where they are, its host says:
+                              # crad-peer --data folder:PATH, csv:PATH or npz:PATH
+  # All classes of the federation. A site's directories or labels have these very names, and it may lack some; their
+  # order is that of the models' outputs, and nothing else.
+  classes: {classes}
+  image:
+    size: 28                  # side in pixels: pictures of any size are scaled to this square, without their aspect
+    channels: 3               # 3: grey is repeated; 1: colour becomes luma
+    window: null              # values of 16-bit pictures that become black and white, such as [0, 4095]; null takes
+                              # all that their depth can hold. 8-bit pictures stay as they are
+  # test: folder:common-test  # a common test set, alike on every site: folder, csv or npz; without it there is no
+                              # accuracy but that on each site's own images
+  holdout: 0.2                # of a site's images, if it has not divided them itself: half to validate, half to test"""
+
+_NOISE_COMMON = """\
+                              # While the data are one common set everybody can compute the true ones all the same"""
+_NOISE_OWN = """\
+                              # It makes neither models nor accuracies private (docs/privacy.md)"""
+_PLACES = """\
+# With all peers on one machine ('up', 'simulate') an entry says where the images are, as in
+# {{id: 0, address: "127.0.0.1:7400", arch: cnn6, data: "folder:site-0"}}; a relative path is taken from this file.
 """
 
 
 _DIRICHLET = """\
-    kind: dirichlet           # cuts the common training set into one shard a peer: in this version every host
-                              # must have the same whole data set, of which its peer trains on its shard
+    kind: dirichlet           # cuts the common training set into one shard a peer: every host must have the same
+                              # whole data set, of which its peer trains on its shard
     alpha: 0.3                # smaller is more uneven
     min_size: 10              # fewest images of a shard
     balance: true             # a peer with its even share gets no more of later classes
@@ -75,18 +107,18 @@ _DIRICHLET = """\
     # by: patient             # and balance. The array train_patient has the group of every training image"""
 
 _GROUPS = """\
-    kind: groups              # cuts the common training set into shards of whole groups, one shard a peer: in this
-                              # version every host must have the same whole data set, of which its peer trains on its
-                              # shard
+    kind: groups              # cuts the common training set into shards of whole groups, one shard a peer: every
+                              # host must have the same whole data set, of which its peer trains on its shard
     by: {value:<21} # the array train_{by} of the file has the group of every training image
     min_size: 10              # fewest images of a shard"""
 
 
-def render(count: int, dataset: str, by: str | None = None) -> str:
+def render(count: int, dataset: str, by: str | None = None, classes: Sequence[str] | None = None) -> str:
     """The text of the file.
 
     Args:
         by: what makes groups, for shards of whole groups; None for a Dirichlet draw.
+        classes: for sites with images of their own, the names of all classes; ``dataset`` plays no part then.
     """
     least, active = count // 2 + 1, max(2, count // 10)
     head = _HEAD.format(
@@ -94,11 +126,21 @@ def render(count: int, dataset: str, by: str | None = None) -> str:
         rounds=300,
         least=least,
         active=active,
-        dataset=_scalar(dataset),
-        partition=_DIRICHLET if by is None else _GROUPS.format(by=by, value=_scalar(by)),
+        data=_common(dataset, by) if classes is None else _OWN.format(classes=_list(classes)),
+        noise=_NOISE_COMMON if classes is None else _NOISE_OWN,
+        places="" if classes is None else _PLACES.format(),
     )
     entries = (f'  - {{id: {i}, address: "127.0.0.1:{7400 + i}", arch: {POOL[i % len(POOL)]}}}\n' for i in range(count))
     return head + "".join(entries)
+
+
+def _common(dataset: str, by: str | None) -> str:
+    partition = _DIRICHLET if by is None else _GROUPS.format(by=by, value=_scalar(by))
+    return _COMMON.format(dataset=_scalar(dataset), partition=partition)
+
+
+def _list(names: Sequence[str]) -> str:
+    return yaml.safe_dump([*names], default_flow_style=True, allow_unicode=True, width=10**9).strip()
 
 
 def _scalar(text: str) -> str:

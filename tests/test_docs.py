@@ -53,9 +53,10 @@ def test_the_settings_of_a_method_stand_in_the_template_with_their_defaults(sect
     assert plain.digest() == spelled_out.digest()
 
 
-def test_that_all_data_are_one_common_set_is_said_wherever_one_begins() -> None:
+def test_that_data_are_one_common_set_or_own_is_said_wherever_one_begins() -> None:
     top = " ".join((ROOT / "README.md").read_text().split("## Try it")[0].split())
     assert "every host has the same whole set" in top
+    assert "Sites bring images of their own" in top
     head = " ".join(render(3, "digits").replace("#", " ").split())
     assert "every host must have the same whole data set" in head
     assert "everybody can compute the true ones all the same" in head

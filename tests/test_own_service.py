@@ -25,8 +25,12 @@ from crad_p2p.manifest import ClassStatistics, Manifest
 from crad_p2p.results import RoundRecord
 from crad_p2p.simulation import simulate
 from crad_p2p.snapshot import CHECKPOINT_FILE, SNAPSHOT_FILE, SnapshotError
+from launch.compare.plan import make_plan
+from launch.explain.command import show
+from launch.kept import keep_models
 from launch.preflight.here import describe_federation
 from launch.preflight.learner import data_message, describe_data
+from launch.quick import Quick
 from launch.view import Progress, result_table
 from peer import events as e
 from peer._proto.crad.v1 import peer_pb2
@@ -47,13 +51,22 @@ def site(folder: Path, seed: int, count: int = 20, *, classes: int = 2) -> str:
     return f"folder:{folder}"
 
 
-def federation_of(folder: Path, *, count: int = 2, peers: bool = True, **data: Any) -> Federation:
+def federation_of(
+    folder: Path, *, count: int = 2, peers: bool = True, method: dict[str, Any] | None = None, **data: Any
+) -> Federation:
     entries = [{"id": i, "address": f"127.0.0.1:{7400 + i}", "arch": "cnn6@0.125"} for i in range(count)]
     if peers:
         for i, entry in enumerate(entries):
             entry["data"] = site(folder / f"site-{i}", i)
     own = {"partition": {"kind": "own"}, "classes": NAMES, "image": {"size": 8}, **data}
-    tree = {"federation": "own", "rounds": 2, "data": own, "training": {"batch_size": 8}, "peers": entries}
+    tree = {
+        "federation": "own",
+        "rounds": 3 if method else 2,
+        "data": own,
+        "training": {"batch_size": 8},
+        "peers": entries,
+    }
+    tree["method"] = method or {"name": "crad"}
     return build_federation(tree, "test")
 
 
@@ -225,6 +238,38 @@ def test_a_site_without_a_class_and_one_with_three_images_of_it_take_part(tmp_pa
     assert [peer.train_samples for peer in summary.peers] == [16, 19]
     assert [peer.counts for peer in summary.peers] == [(2, 0), (0, 2)]
     assert said[0] == "peer 0: own images, divided by class: 16 train, 2 validation, 2 test"
+
+
+def test_peers_that_make_their_transfer_set_need_no_common_images(tmp_path: Path) -> None:
+    method = {"name": "fedgd", "fedgd": {"first": 1, "every": 2, "images": 8, "steps": 2}}
+    summary, _, _ = run(federation_of(tmp_path, method=method), tmp_path)
+    assert summary.complete
+
+
+def test_explain_refuses_a_run_of_own_images(tmp_path: Path) -> None:
+    federation = federation_of(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    published: list[Any] = []
+    shards = all_sites(federation, tmp_path / "images", lambda _: None)
+    simulate(federation, shards, device=torch.device("cpu"), threads=1, on_end=published.extend)
+    keep_models(out, federation, published)
+    with pytest.raises(UsageError, match=r"its peers have their own images \(data.partition.kind own\)"):
+        show(Console(), "5", out, student=None, figure=None, as_json=False, data_dir=None, download=False)
+
+
+def test_compare_refuses_own_images(tmp_path: Path) -> None:
+    settings = {"data": {"partition": {"kind": "own"}, "classes": NAMES}}
+    with pytest.raises(UsageError, match=r"'data.partition.kind' is not for this file"):
+        make_plan(
+            methods=["crad"],
+            datasets=["digits"],
+            seeds=[1],
+            counts=[None],
+            common=Quick(),
+            settings=settings,
+            source=str(tmp_path),
+        )
 
 
 def test_all_places_are_needed_before_any_image_is_read(tmp_path: Path) -> None:
