@@ -197,7 +197,8 @@ def _decoded(
     shape, path = (len(items), *rendering.shape), folder / f"{name}.images"
     if path.stat().st_size != np.prod(shape):
         raise ValueError(f"it has {path.stat().st_size} bytes, and {np.prod(shape)} are expected")
-    images: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", shape=shape) if items else np.empty(shape, np.uint8)
+    # "c": torch wants arrays that it could write to; nobody does, and the file would not change.
+    images: NDArray[np.uint8] = np.memmap(path, np.uint8, "c", shape=shape) if items else np.empty(shape, np.uint8)
     return Decoded(
         items,
         images,
